@@ -1,0 +1,249 @@
+"""Reading a bundle that nobody vouches for: bounded, without following links, each file accounted for.
+
+`open_bundle` checks the structure (every file is listed, every listed file is there with its size, nothing is a link)
+and parses the metadata. `verify_files` then hashes every byte. A caller that has done both holds exactly the files
+that `contents.json` describes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeonnx.bundle.golden import GoldenSet
+from edgeonnx.errors import IntegrityError, ManifestError, NotABundleError, UnsafePathError
+from edgeonnx.spec.contents import CONTENTS_FILE, Contents, FileEntry, asset_digest
+from edgeonnx.spec.manifest import Manifest
+from edgeonnx.spec.parse import parse_document
+from edgeonnx.spec.paths import asset_directory, split_asset_reference
+from edgeonnx.spec.report import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edgeonnx.spec.manifest import Variant
+
+MANIFEST_FILE = "manifest.json"
+EVIDENCE_FILE = "evidence.json"
+
+# What a bundle's own metadata may take; a real one is far below, and a device has little memory.
+MAX_CONTENTS_BYTES = 32 << 20
+MAX_METADATA_BYTES = 4 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_GOLDEN_BYTES = 64 << 20
+MAX_FILES = 100_000
+MAX_FAULTS_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """An opened bundle: its folder, its metadata and its list of files."""
+
+    root: Path
+    manifest: Manifest
+    contents: Contents
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of `contents.json`: the identity of exactly these files."""
+        return self.contents.digest
+
+    def path_of(self, reference: str) -> Path:
+        """The absolute path of an asset reference (`sha256:<hex>[/path]`)."""
+        digest, inner = split_asset_reference(reference, where=MANIFEST_FILE)
+        folder = self.root / asset_directory(digest)
+        return folder / inner if inner else folder
+
+    def model_path(self, component: str, variant: Variant) -> Path:
+        """The absolute path of a variant's graph."""
+        return self.root / component / variant.name / variant.model_file
+
+    def tensors_path(self, variant: Variant) -> Path | None:
+        """The absolute path of the folder with a variant's external tensors, or None if they are inline."""
+        return None if variant.tensors is None else self.path_of(variant.tensors)
+
+    def tokenizer_json(self) -> bytes:
+        """The bytes of the bundle's `tokenizer.json`."""
+        return _read(self.path_of(self.manifest.processing.tokenizer), MAX_TOKENIZER_BYTES)
+
+    def golden(self) -> GoldenSet:
+        """The golden set."""
+        folder = self.path_of(self.manifest.golden)
+        return GoldenSet.from_files(lambda name: _read(folder / name, MAX_GOLDEN_BYTES))
+
+    def evidence(self) -> Evidence:
+        """The evidence of the build."""
+        return Evidence.from_dict(parse_document(_read(self.root / EVIDENCE_FILE, MAX_METADATA_BYTES), EVIDENCE_FILE))
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Open a bundle and check its structure; no content is hashed yet (`verify_files` does that).
+
+    Raises:
+        NotABundleError: `path` is no folder with a `manifest.json` and a `contents.json`.
+        ManifestError, SchemaVersionError: The metadata breaks the schema, or is of another version.
+        UnsafePathError: A path leaves the bundle, or something is a link.
+        IntegrityError: A file is missing, is not listed, or has another size.
+    """
+    root = Path(os.path.realpath(path))
+    for name in (MANIFEST_FILE, CONTENTS_FILE):
+        if not (root / name).is_file():
+            raise NotABundleError(
+                "is not a bundle",
+                where=str(path),
+                expected=f"a folder with {MANIFEST_FILE} and {CONTENTS_FILE}",
+                found="no such folder" if not root.is_dir() else f"no {name}",
+                hint="give the folder that `edgeonnx package` wrote",
+            )
+    contents = Contents.from_bytes(_read(root / CONTENTS_FILE, MAX_CONTENTS_BYTES))
+    check_structure(root, contents)
+    manifest_node = parse_document(_read(root / MANIFEST_FILE, MAX_METADATA_BYTES), MANIFEST_FILE)
+    components = {
+        name: parse_document(_read(root / file, MAX_METADATA_BYTES), file)
+        for name, file in Manifest.component_files(manifest_node).items()
+    }
+    manifest = Manifest.from_dict(manifest_node, components)
+    _check_references(manifest, contents)
+    return Bundle(root=root, manifest=manifest, contents=contents)
+
+
+def check_structure(root: Path, contents: Contents) -> None:
+    """Compare the files on disk with the list: nothing missing, nothing extra, no links, sizes equal.
+
+    Raises:
+        UnsafePathError: A link or a special file lies in the folder.
+        IntegrityError: The files differ from the list; every difference is named.
+    """
+    listed = {entry.path: entry for entry in contents.files}
+    present = dict(_walk(root))
+    present.pop(CONTENTS_FILE, None)
+    faults = [f"{path}: missing" for path in listed if path not in present]
+    faults += [f"{path}: not listed in {CONTENTS_FILE}" for path in present if path not in listed]
+    faults += [
+        f"{path}: {present[path]} bytes on disk, {entry.size} in {CONTENTS_FILE}"
+        for path, entry in listed.items()
+        if path in present and present[path] != entry.size
+    ]
+    _raise_faults(root, faults)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, int]]:
+    """Path and size of every regular file below `root`; the count is bounded, links are refused."""
+    count = 0
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                mode = entry.stat(follow_symlinks=False).st_mode
+                count += 1
+                if count > MAX_FILES:
+                    raise IntegrityError("holds too many files", where=str(root), expected=f"at most {MAX_FILES}")
+                if stat.S_ISDIR(mode):
+                    pending.append(path)
+                elif stat.S_ISREG(mode):
+                    yield path, entry.stat(follow_symlinks=False).st_size
+                else:
+                    kind = "a symbolic link" if stat.S_ISLNK(mode) else "a special file"
+                    raise UnsafePathError(
+                        f"is {kind}", where=path, expected="regular files only", hint="copy the bundle with its content"
+                    )
+
+
+def _check_references(manifest: Manifest, contents: Contents) -> None:
+    """Every file and asset that the manifest names is in the list, and every asset has the digest in its name."""
+    listed = {entry.path for entry in contents.files}
+    needed = [
+        f"{component.name}/{variant.name}/{variant.model_file}"
+        for component in manifest.components.values()
+        for variant in component.variants
+    ]
+    tokenizer_digest, tokenizer_file = split_asset_reference(manifest.processing.tokenizer, where=MANIFEST_FILE)
+    needed.append(f"{asset_directory(tokenizer_digest)}/{tokenizer_file}")
+    needed.append(EVIDENCE_FILE)
+    for path in needed:
+        if path not in listed:
+            raise ManifestError("names a file that the bundle does not hold", where=MANIFEST_FILE, found=path)
+    references = {tokenizer_digest, split_asset_reference(manifest.golden, where=MANIFEST_FILE)[0]}
+    references.update(
+        split_asset_reference(variant.tensors, where=component.name)[0]
+        for component in manifest.components.values()
+        for variant in component.variants
+        if variant.tensors is not None
+    )
+    for digest in sorted(references):
+        _check_asset(digest, contents)
+
+
+def _check_asset(digest: str, contents: Contents) -> None:
+    folder = asset_directory(digest) + "/"
+    files = [
+        (entry.path.removeprefix(folder), entry.sha256) for entry in contents.files if entry.path.startswith(folder)
+    ]
+    if asset_digest(files) != digest:
+        raise IntegrityError(
+            "the shared asset does not have the digest that its name says",
+            where=folder.rstrip("/"),
+            found=f"sha256-{asset_digest(files)}" if files else "no file",
+        )
+
+
+def verify_files(bundle: Bundle, on_file: Callable[[FileEntry], None] | None = None) -> None:
+    """Hash every file of the bundle and compare it with the list.
+
+    Args:
+        bundle: An opened bundle.
+        on_file: Called after each file, for progress.
+
+    Raises:
+        IntegrityError: Bytes differ; every damaged file is named.
+    """
+    faults = []
+    for entry in bundle.contents.files:
+        try:
+            with open(_open_regular(bundle.root / entry.path), "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            faults.append(f"{entry.path}: cannot be read ({error.strerror})")
+            continue
+        if digest != entry.sha256:
+            faults.append(f"{entry.path}: sha256 {digest[:16]}... on disk, {entry.sha256[:16]}... in {CONTENTS_FILE}")
+        if on_file is not None:
+            on_file(entry)
+    _raise_faults(bundle.root, faults)
+
+
+def _raise_faults(root: Path, faults: list[str]) -> None:
+    if not faults:
+        return
+    shown = tuple(sorted(faults)[:MAX_FAULTS_SHOWN])
+    if len(faults) > len(shown):
+        shown = (*shown, f"and {len(faults) - len(shown)} more")
+    raise IntegrityError(
+        "the bundle is damaged: its files differ from contents.json",
+        where=str(root),
+        details=shown,
+        hint="fetch or build the bundle again; do not repair it by hand",
+    )
+
+
+def _open_regular(path: Path) -> int:
+    """A descriptor of a regular file; a link in its place raises `OSError` instead of being followed."""
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """The bytes of a small file of the bundle, at most `limit`."""
+    try:
+        with open(_open_regular(path), "rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise IntegrityError("cannot be read", where=str(path), found=error.strerror or str(error)) from None
+    if len(data) > limit:
+        raise IntegrityError("is too large", where=str(path), expected=f"at most {limit} bytes")
+    return data

@@ -1,0 +1,146 @@
+"""Writing a bundle: all or nothing, and the same bytes for the same input.
+
+Everything goes to a hidden folder beside the target; only a complete, synced folder gets the target's name. A build
+that fails or is killed leaves no bundle behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeonnx.bundle.reader import EVIDENCE_FILE, MANIFEST_FILE
+from edgeonnx.errors import UsageError
+from edgeonnx.spec.contents import CONTENTS_FILE, Contents, FileEntry, asset_digest, canonical_json
+from edgeonnx.spec.paths import asset_directory, check_relative_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from edgeonnx.spec.manifest import Manifest
+    from edgeonnx.spec.report import Evidence
+
+    Buffer = bytes | memoryview
+
+
+class BundleWriter:
+    """Collects the files of one bundle and gives them their name in the end.
+
+    Use it as a context manager; leaving it without `commit` removes everything that was written.
+
+    Args:
+        target: The bundle's folder. It must not exist, unless `replace` is set.
+        replace: Replace an existing folder; until `commit` it stays as it is.
+
+    Raises:
+        UsageError: The target exists, or its parent cannot be written.
+    """
+
+    def __init__(self, target: Path, *, replace: bool = False) -> None:
+        self._target = target
+        self._replace = replace
+        self._entries: dict[str, FileEntry] = {}
+        self._staging = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
+        check_target(target, replace=replace)
+
+    def __enter__(self) -> Self:
+        try:
+            self._staging.mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(
+                "the output folder cannot be written",
+                where=str(self._target.parent),
+                found=error.strerror or str(error),
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def add(self, path: str, data: Buffer) -> FileEntry:
+        """Write one file at `path` (relative, POSIX) and list it."""
+        return self._write(path, data, hashlib.sha256(data).hexdigest())
+
+    def add_asset(self, files: Mapping[str, Buffer]) -> str:
+        """Write a content-addressed shared asset and return its reference `sha256:<hex>`."""
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        digest = asset_digest(digests.items())
+        for name, data in files.items():
+            path = f"{asset_directory(digest)}/{name}"
+            if path not in self._entries:
+                self._write(path, data, digests[name])
+        return f"sha256:{digest}"
+
+    def _write(self, path: str, data: Buffer, digest: str) -> FileEntry:
+        check_relative_path(path, where="bundle writer")
+        if path in self._entries:
+            raise ValueError(f"{path} was written already")
+        file = self._staging / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("xb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        entry = FileEntry(path=path, size=len(data), sha256=digest)
+        self._entries[path] = entry
+        return entry
+
+    def commit(self, manifest: Manifest, evidence: Evidence) -> Contents:
+        """Write the metadata, sync, and give the bundle its name. Returns the list of its files."""
+        self.add(MANIFEST_FILE, canonical_json(manifest.to_dict()))
+        for name, component in manifest.components.items():
+            self.add(f"{name}/component.json", canonical_json(component.to_dict()))
+        self.add(EVIDENCE_FILE, canonical_json(evidence.to_dict()))
+        contents = Contents.of(self._entries.values())
+        self._write(CONTENTS_FILE, contents.to_bytes(), contents.digest)
+        for folder, _, _ in os.walk(self._staging):
+            _sync_folder(Path(folder))
+        self._give_name()
+        _sync_folder(self._target.parent)
+        return contents
+
+    def _give_name(self) -> None:
+        if not self._replace or not self._target.exists():
+            self._staging.rename(self._target)
+            return
+        retired = self._staging.with_suffix(".retired")
+        self._target.rename(retired)
+        self._staging.rename(self._target)
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+def check_target(target: Path, *, replace: bool) -> None:
+    """Refuse a target that must not be written: called before a long build, and again by the writer.
+
+    Raises:
+        UsageError: The target exists and `replace` is not set, or it is something else than a bundle.
+    """
+    if not os.path.lexists(target):
+        return
+    if not replace:
+        raise UsageError(
+            "the bundle exists already",
+            where=str(target),
+            hint="bundles are immutable: raise --version, or use --force",
+        )
+    if not (target / MANIFEST_FILE).is_file():
+        raise UsageError(
+            "will not be replaced: it is not a bundle", where=str(target), hint="choose another --out or move it away"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable (POSIX: a rename is on disk only when its folder is)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,189 @@
+"""The one error tree of edgeonnx, on the build host and on the device.
+
+    EdgeOnnxError
+    ├── UsageError               the command or the request to build cannot be carried out as written
+    ├── SourceError              the source model cannot be used
+    │   ├── SourceNotFoundError      no such directory, file or hub id
+    │   ├── UnsafeSourceError        weights that could run code when read (pickle)
+    │   ├── CorruptSourceError       truncated, inconsistent or unreadable files
+    │   └── UnsupportedModelError    an architecture, module or setting that edgeonnx does not know
+    ├── ExportError              the exporter failed
+    ├── ValidationError          the exported graph is not what it must be
+    │   └── ParityError              it does not agree with the source model
+    ├── BundleError              a bundle cannot be read or written
+    │   ├── NotABundleError          the path holds no bundle
+    │   ├── ManifestError            a metadata file breaks the schema; `where` names the field
+    │   ├── SchemaVersionError       written for a format version that this release does not read
+    │   ├── UnsafePathError          a path that leaves the bundle: absolute, `..`, or a link
+    │   └── IntegrityError           bytes on disk differ from what contents.json says
+    ├── GoldenSetError           a loaded model does not reproduce its golden set on this machine
+    ├── SelectionError           no variant of the bundle fits this device
+    ├── RuntimeUnavailableError  a library that this operation needs is missing or does not load
+    └── ServingError             a request that the agent does not answer with a result
+        ├── InvalidRequestError      the request is wrong; `where` names the field
+        ├── RequestTooLargeError     a stated limit of the agent is exceeded
+        ├── ModelNotFoundError       no model of that name or version
+        ├── NotReadyError            the model is still loading, or the agent is stopping
+        └── InferenceError           the runtime failed on a well-formed request
+
+Every message answers four questions: what was expected, what was found, where, and what to do. The parts are kept
+apart so that the command line, the API and `--json` can each show them in their own way.
+"""
+
+from __future__ import annotations
+
+
+class EdgeOnnxError(Exception):
+    """Base of every error that edgeonnx raises on purpose.
+
+    Args:
+        message: What went wrong, one sentence without a final stop.
+        where: File, field, node or row that the message is about.
+        expected: What would have been right.
+        found: What was there instead.
+        hint: What the user can do about it.
+        details: Further facts, one line each (for example every damaged file).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        hint: str | None = None,
+        details: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.expected = expected
+        self.found = found
+        self.hint = hint
+        self.details = details
+
+    def __str__(self) -> str:
+        """The message and its parts in one line."""
+        parts = [self.message if self.where is None else f"{self.where}: {self.message}"]
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if self.found is not None:
+            parts.append(f"found {self.found}")
+        parts.extend(self.details)
+        if self.hint is not None:
+            parts.append(self.hint)
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, object]:
+        """The error as plain data for `--json`; absent parts are left out."""
+        fields = {
+            "error": type(self).__name__,
+            "message": self.message,
+            "where": self.where,
+            "expected": self.expected,
+            "found": self.found,
+            "hint": self.hint,
+            "details": list(self.details) or None,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+class EdgeOnnxWarning(UserWarning):
+    """Base of the warnings that edgeonnx issues; the test suite turns them into errors."""
+
+
+class UsageError(EdgeOnnxError):
+    """The command or the request to build cannot be carried out as written."""
+
+
+class SourceError(EdgeOnnxError):
+    """The source model cannot be used."""
+
+
+class SourceNotFoundError(SourceError):
+    """No such directory, file or hub id."""
+
+
+class UnsafeSourceError(SourceError):
+    """Weights in a format that can run code when read (pickle). They are never opened."""
+
+
+class CorruptSourceError(SourceError):
+    """Truncated, inconsistent or unreadable source files."""
+
+
+class UnsupportedModelError(SourceError):
+    """An architecture, module or setting that edgeonnx does not know."""
+
+
+class ExportError(EdgeOnnxError):
+    """The exporter failed."""
+
+
+class ValidationError(EdgeOnnxError):
+    """The exported graph is not what it must be."""
+
+
+class ParityError(ValidationError):
+    """The exported graph does not agree with the source model."""
+
+
+class BundleError(EdgeOnnxError):
+    """A bundle cannot be read or written."""
+
+
+class NotABundleError(BundleError):
+    """The path holds no bundle."""
+
+
+class ManifestError(BundleError):
+    """A metadata file breaks the schema; `where` names the file and the field."""
+
+
+class SchemaVersionError(BundleError):
+    """The bundle was written for a format version that this release does not read."""
+
+
+class UnsafePathError(BundleError):
+    """A path that leaves the bundle: absolute, with `..`, or through a link."""
+
+
+class IntegrityError(BundleError):
+    """Bytes on disk differ from what contents.json says."""
+
+
+class GoldenSetError(EdgeOnnxError):
+    """A loaded model does not reproduce its golden set on this machine."""
+
+
+class SelectionError(EdgeOnnxError):
+    """No variant of the bundle fits this device."""
+
+
+class RuntimeUnavailableError(EdgeOnnxError):
+    """A library that this operation needs is missing or does not load."""
+
+
+class ServingError(EdgeOnnxError):
+    """A request that the agent does not answer with a result."""
+
+
+class InvalidRequestError(ServingError):
+    """The request is wrong; `where` names the field."""
+
+
+class RequestTooLargeError(ServingError):
+    """A stated limit of the agent is exceeded."""
+
+
+class ModelNotFoundError(ServingError):
+    """No model of that name or version."""
+
+
+class NotReadyError(ServingError):
+    """The model is still loading, or the agent is stopping."""
+
+
+class InferenceError(ServingError):
+    """The runtime failed on a well-formed request."""
