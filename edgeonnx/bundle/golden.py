@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from edgeonnx.errors import GoldenSetError, ManifestError
+from edgeonnx.errors import GoldenSetError, ManifestError, ValidationError
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.parse import parse_document
 from edgeonnx.spec.report import judge
@@ -88,7 +88,7 @@ def compare_outputs(expected: Tensors, actual: Tensors, mask: NDArray[np.int64])
         mask: int64 (rows, tokens); per-token outputs are compared only where it is not 0.
 
     Raises:
-        ManifestError: An output is missing or has another shape.
+        ValidationError: An output is missing or has another shape.
     """
     return Comparison.worst(_compare_one(name, value, actual, mask) for name, value in expected.items())
 
@@ -99,7 +99,9 @@ def _compare_one(name: str, expected: NDArray[np.generic], outputs: Tensors, mas
     if want.ndim == 3 and have.ndim == 3:  # per token: compare the tokens that exist
         have = have[:, : want.shape[1]]
     if want.shape != have.shape:
-        raise ManifestError("an output has another shape", where=name, expected=str(want.shape), found=str(have.shape))
+        raise ValidationError(
+            "an output has another shape", where=name, expected=str(want.shape), found=str(have.shape)
+        )
     diff = np.abs(want - have)
     scale = np.abs(want)
     cosine = _cosine(want, have)

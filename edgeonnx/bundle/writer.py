@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 class BundleWriter:
     """Collects the files of one bundle and gives them their name in the end.
 
-    Use it as a context manager; leaving it without `commit` removes everything that was written.
+    Use it as a context manager: `add` files, `finish` with the metadata, look at `staging` if you like, `publish`.
+    Leaving it without `publish` removes everything that was written.
 
     Args:
         target: The bundle's folder. It must not exist, unless `replace` is set.
-        replace: Replace an existing folder; until `commit` it stays as it is.
+        replace: Replace an existing folder; until `publish` it stays as it is.
 
     Raises:
         UsageError: The target exists, or its parent cannot be written.
@@ -93,8 +94,13 @@ class BundleWriter:
         self._entries[path] = entry
         return entry
 
-    def commit(self, manifest: Manifest, evidence: Evidence) -> Contents:
-        """Write the metadata, sync, and give the bundle its name. Returns the list of its files."""
+    @property
+    def staging(self) -> Path:
+        """The hidden folder that holds what was written so far; after `finish` it is a complete bundle."""
+        return self._staging
+
+    def finish(self, manifest: Manifest, evidence: Evidence) -> Contents:
+        """Write the metadata and make everything durable. Returns the list of the bundle's files."""
         self.add(MANIFEST_FILE, canonical_json(manifest.to_dict()))
         for name, component in manifest.components.items():
             self.add(f"{name}/component.json", canonical_json(component.to_dict()))
@@ -103,9 +109,12 @@ class BundleWriter:
         self._write(CONTENTS_FILE, contents.to_bytes(), contents.digest)
         for folder, _, _ in os.walk(self._staging):
             _sync_folder(Path(folder))
+        return contents
+
+    def publish(self) -> None:
+        """Give the finished bundle its name. From here on it exists."""
         self._give_name()
         _sync_folder(self._target.parent)
-        return contents
 
     def _give_name(self) -> None:
         if not self._replace or not self._target.exists():

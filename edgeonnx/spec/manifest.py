@@ -52,8 +52,6 @@ class TextProcessing:
         max_length: Longest row in tokens, special tokens included; longer texts are cut off at the end.
         pad_id: Token id that fills a row up.
         pad_type_id: Token type id that fills a row up.
-        strip: Whether white space around a text is removed first.
-        lowercase: Whether a text is lower-cased first (apart from what the tokenizer does by itself).
         prefix: Text that is put in front of every text (a model's default prompt).
     """
 
@@ -62,8 +60,6 @@ class TextProcessing:
     max_length: int
     pad_id: int
     pad_type_id: int = 0
-    strip: bool = False
-    lowercase: bool = False
     prefix: str = ""
 
     BACKENDS = ("wordpiece", "tokenizers")
@@ -71,7 +67,7 @@ class TextProcessing:
     @classmethod
     def from_dict(cls, node: Node) -> TextProcessing:
         """Read the `processing` object."""
-        fields = ("kind", "tokenizer", "backend", "max_length", "pad_id", "pad_type_id", "strip", "lowercase", "prefix")
+        fields = ("kind", "tokenizer", "backend", "max_length", "pad_id", "pad_type_id", "prefix")
         node.only(fields)
         if node.text("kind") != "text":
             node.required("kind").fail("is not a kind of processing that this release knows", expected='"text"')
@@ -85,8 +81,6 @@ class TextProcessing:
             max_length=node.integer("max_length", minimum=1),
             pad_id=node.integer("pad_id"),
             pad_type_id=node.integer("pad_type_id"),
-            strip=node.flag("strip", default=False),
-            lowercase=node.flag("lowercase", default=False),
             prefix=node.optional_text("prefix") or "",
         )
 
@@ -99,8 +93,6 @@ class TextProcessing:
             "max_length": self.max_length,
             "pad_id": self.pad_id,
             "pad_type_id": self.pad_type_id,
-            "strip": self.strip,
-            "lowercase": self.lowercase,
             "prefix": self.prefix,
         }
 

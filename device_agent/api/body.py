@@ -1,0 +1,207 @@
+"""Reading requests: bodies counted while they arrive, JSON parsed strictly, values checked with their place named.
+
+What both protocols check in the same way is here. Every message begins with the field that is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import orjson
+
+from edgeonnx.errors import InvalidRequestError, RequestTooLargeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from starlette.requests import Request
+
+    from device_agent.config import AgentConfig
+
+T = TypeVar("T", str, int, dict, list)  # type: ignore[type-arg]
+
+JSON_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, at most `limit` bytes, whether its length was announced or it comes in chunks.
+
+    Raises:
+        RequestTooLargeError: It is larger. What the client still sends is thrown away unread by the server.
+        InvalidRequestError: It is compressed.
+    """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise InvalidRequestError(
+            "compressed bodies are not supported", where="Content-Encoding", expected="identity", found=encoding[:40]
+        )
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > limit:
+        raise _too_large(limit, f"{announced[:20]} bytes announced")
+    chunks = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit, "more")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int, found: str) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        "the body is too large",
+        where="body",
+        expected=f"at most {limit:,} bytes",
+        found=found,
+        hint="send fewer texts in one request",
+    )
+
+
+def parse_object(data: bytes) -> dict[str, object]:
+    """The body as a JSON object.
+
+    Raises:
+        InvalidRequestError: It is not JSON (NaN, lone surrogates and bytes that are not UTF-8 included), or no object.
+    """
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(
+            "the body is not JSON", where="body", expected="a JSON object in UTF-8", found=_describe(data, error)
+        ) from None
+    return of_type(value, dict, "body")
+
+
+def _describe(data: bytes, error: orjson.JSONDecodeError) -> str:
+    """What is wrong, in words that name the commonest causes."""
+    if not data:
+        return "an empty body"
+    if "surrogate" in error.msg or "hex escape" in error.msg:
+        return f"a lone surrogate or broken \\u escape near character {error.pos}: no Unicode text holds one"
+    return f"{error.msg} at character {error.pos}"
+
+
+def of_type(value: object, kind: type[T], where: str) -> T:
+    """`value` if it is exactly of that JSON type (true is no integer).
+
+    Raises:
+        InvalidRequestError: It is of another one.
+    """
+    if type(value) is not kind:
+        found = JSON_NAMES.get(type(value), type(value).__name__)
+        raise InvalidRequestError("is of the wrong type", where=where, expected=JSON_NAMES[kind], found=found)
+    return value
+
+
+def required(fields: dict[str, object], name: str, where: str | None = None) -> object:
+    """The member `name`.
+
+    Raises:
+        InvalidRequestError: It is missing.
+    """
+    if name not in fields:
+        raise InvalidRequestError("is missing", where=f"{where}.{name}" if where else name)
+    return fields[name]
+
+
+def check_row_count(count: int, where: str, config: AgentConfig) -> None:
+    """Refuse a request without rows, or with more than the limit.
+
+    Raises:
+        InvalidRequestError, RequestTooLargeError: As said.
+    """
+    if count < 1:
+        raise InvalidRequestError("is empty", where=where, expected="at least one text")
+    if count > config.max_texts:
+        raise RequestTooLargeError(
+            "has too many texts",
+            where=where,
+            expected=f"at most {config.max_texts:,}",
+            found=f"{count:,}",
+            hint="send them in several requests",
+        )
+
+
+def check_texts(values: Sequence[object], where: str, config: AgentConfig) -> list[str]:
+    """The values if each is a text that is not too long. An empty text is one: it has an answer.
+
+    Raises:
+        InvalidRequestError: One is no string.
+        RequestTooLargeError: There are too many, or one is too long.
+    """
+    check_row_count(len(values), where, config)
+    texts = []
+    for index, value in enumerate(values):
+        text = of_type(value, str, f"{where}[{index}]")
+        if len(text) > config.max_text_characters:
+            raise RequestTooLargeError(
+                "the text is too long",
+                where=f"{where}[{index}]",
+                expected=f"at most {config.max_text_characters:,} characters",
+                found=f"{len(text):,}",
+                hint="the model reads only its beginning; cut it before sending",
+            )
+        texts.append(text)
+    return texts
+
+
+def check_integers(values: Sequence[object], where: str) -> None:
+    """Refuse anything but integers.
+
+    Raises:
+        InvalidRequestError: One is something else; its place is named.
+    """
+    if set(map(type, values)) <= {int}:
+        return
+    index = next(index for index, value in enumerate(values) if type(value) is not int)
+    of_type(values[index], int, f"{where}[{index}]")
+
+
+def check_ids(ids: NDArray[np.int64], where: str, vocabulary_size: int) -> None:
+    """Refuse token ids outside the vocabulary.
+
+    Args:
+        ids: int64, any shape.
+        where: The field that they came in.
+        vocabulary_size: Ids from 0 to below this exist; 0 if it is not known.
+
+    Raises:
+        InvalidRequestError: An id is negative or too large.
+    """
+    wrong = ids < 0
+    if vocabulary_size:
+        wrong |= ids >= vocabulary_size
+    if wrong.any():
+        raise InvalidRequestError(
+            "is not a token id of this model",
+            where=where,
+            expected=f"0 to {vocabulary_size - 1}" if vocabulary_size else "at least 0",
+            found=str(int(ids[wrong][0])),
+        )
+
+
+def check_width(width: int, where: str, max_length: int) -> None:
+    """Refuse rows of tokens that are longer than the model reads; texts are cut, a client's own tokens never.
+
+    Raises:
+        InvalidRequestError: They are.
+    """
+    if width > max_length:
+        raise InvalidRequestError(
+            "the row of tokens is longer than the model reads",
+            where=where,
+            expected=f"at most {max_length}",
+            found=str(width),
+            hint="cut it, or send text, which the agent cuts as the model's tokenizer does",
+        )

@@ -1,0 +1,161 @@
+"""The life of a serving agent: bind, load, serve, drain, stop.
+
+The port is bound before the model loads, so that `/v2/health/live` answers at once and a port that is taken is found
+out before the work. On SIGTERM or SIGINT the model drains: `/v2/health/ready` turns 503, new requests are refused
+with 503, those in flight are answered, and then the process ends; all of it within `drain_seconds`. A second signal
+ends the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from device_agent.api.app import create_app
+from device_agent.models import LiveModel
+from edgeonnx.errors import EdgeOnnxError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from concurrent.futures import Future
+
+    from device_agent.config import AgentConfig
+    from device_agent.models import LoadedModel
+
+logger = logging.getLogger("edgeonnx.agent")
+
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: when to stop is decided below, after draining."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Args:
+        host: Name or address, IPv4 or IPv6.
+        port: TCP port; 0 takes a free one.
+
+    Raises:
+        UsageError: The address cannot be bound.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)  # type: ignore[arg-type]
+    except OSError as error:
+        raise UsageError(
+            "the address cannot be listened on",
+            where=f"{host}:{port}",
+            found=error.strerror or str(error),
+            hint="give another --host or --port; --port 0 takes a free one",
+        ) from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL under which a listening socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    listener: socket.socket,
+    loading: Future[LoadedModel],
+    config: AgentConfig,
+    on_ready: Callable[[LoadedModel], None],
+) -> bool:
+    """Serve until a signal comes.
+
+    Args:
+        listener: From `bind`; it is closed in the end.
+        loading: Gives the model, or the reason why there is none.
+        config: The agent's settings.
+        on_ready: Called once, when the first request can be answered.
+
+    Returns:
+        True if everything ended in order; False if a request, or the loading, still runs in its thread.
+
+    Raises:
+        EdgeOnnxError: The model did not pass its checks.
+    """
+    live = LiveModel()
+    server = _Server(_uvicorn_config(create_app(live, config), config))
+    stop, hurry = _signal_events()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    loaded = asyncio.wrap_future(loading)
+    try:
+        await asyncio.wait({loaded, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if loaded.done():
+            _take_over(live, loaded)
+            on_ready(loaded.result())
+            await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+        in_order = await _drain(live, hurry, config)
+    finally:
+        stopping.cancel()
+        server.config.timeout_graceful_shutdown = 1
+        server.should_exit = True
+        await serving
+    if live.loaded is None:
+        return loading.done()
+    return live.loaded.runner.close(timeout=0.5) and in_order
+
+
+def _uvicorn_config(app: object, config: AgentConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=config.keep_alive_seconds,
+    )
+
+
+def _signal_events() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events for the first and the second signal to stop."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop, hurry
+
+
+def _take_over(live: LiveModel, loaded: asyncio.Future[LoadedModel]) -> None:
+    try:
+        live.serve(loaded.result())
+    except EdgeOnnxError as error:
+        live.fail(error)
+        raise
+
+
+async def _drain(live: LiveModel, hurry: asyncio.Event, config: AgentConfig) -> bool:
+    """Refuse what is new and wait for what is in flight; False if something still is when time is up."""
+    live.drain()
+    logger.info("stopping: %d requests in flight, at most %g s", live.in_flight, config.drain_seconds)
+    drained = asyncio.create_task(live.drained(config.drain_seconds))
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    drained.cancel()
+    if live.in_flight:
+        logger.warning("stopping although %d requests are not answered", live.in_flight)
+    return live.in_flight == 0

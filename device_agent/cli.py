@@ -1,0 +1,187 @@
+"""`edgeonnx-agent`: the command line of the device.
+
+Everything heavy is imported inside the verbs, so that `--help` and `--version` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeonnx import __version__
+from edgeonnx.errors import (
+    BundleError,
+    EdgeOnnxError,
+    GoldenSetError,
+    RuntimeUnavailableError,
+    SelectionError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from device_agent.config import AgentConfig
+    from device_agent.models import LoadedModel
+
+EXIT_UNEXPECTED = 1
+
+EXIT_CODES: dict[type[EdgeOnnxError], int] = {
+    UsageError: 2,
+    BundleError: 5,
+    GoldenSetError: 6,
+    SelectionError: 6,
+    RuntimeUnavailableError: 6,
+}
+"""0 stopped in order; 1 unexpected; 2 wrong command, or the port is taken; 5 no bundle, or a damaged one; 6 the bundle
+cannot be served on this machine (golden set not reproduced, no variant fits, the runtime does not load it)."""
+
+EPILOG = (
+    "Exit codes: 0 stopped in order, 1 unexpected error, 2 wrong usage or port taken, 5 not a bundle or damaged, "
+    "6 cannot be served on this machine (golden set not reproduced, no variant fits, runtime does not load it)."
+)
+
+app = typer.Typer(
+    name="edgeonnx-agent",
+    help="Serve an edgeonnx bundle on this device.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+class LogLevel(Enum):
+    """How much is logged to stderr."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def exit_code(error: EdgeOnnxError) -> int:
+    """The exit code for an error."""
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_UNEXPECTED)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"edgeonnx-agent {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def agent(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Serve an edgeonnx bundle on this device."""
+
+
+@app.command(epilog=EPILOG)
+def serve(
+    bundle: Annotated[Path, typer.Option(help="The bundle's folder, as `edgeonnx package` wrote it.")],
+    host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")] = 8080,
+    variant: Annotated[str | None, typer.Option(help="The only variant to use, for example cpu-fp32.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of one run; default: all CPUs.")] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="How much to log to stderr.")] = LogLevel.INFO,
+) -> None:
+    """Load a bundle, prove it on this machine, and serve it over HTTP until SIGTERM or Ctrl-C."""
+    from device_agent.config import AgentConfig, usable_cpus
+
+    _start_logging(log_level)
+    config = AgentConfig(host=host, port=port, variant=variant, threads=threads or usable_cpus())
+    try:
+        in_order = _serve(bundle, config)
+    except EdgeOnnxError as error:
+        typer.echo(f"error: {error}", err=True)
+        _leave(exit_code(error), at_once=True)
+    else:
+        _leave(0, at_once=not in_order)
+
+
+def _serve(bundle: Path, config: AgentConfig) -> bool:
+    """Bind, begin to load, and serve; see `device_agent.api.server.serve`."""
+    import asyncio
+
+    # The model loads in a thread while the web stack is imported here: each takes some tenths of a second, mostly
+    # outside the interpreter lock.
+    from concurrent.futures import Future
+
+    loading: Future[LoadedModel] = Future()
+    loader = threading.Thread(target=_load, args=(bundle, config, loading), name="loader", daemon=True)
+    loader.start()
+    from device_agent.api.server import bind, url_of
+    from device_agent.api.server import serve as serve_app
+
+    listener = bind(config.host, config.port)
+
+    def on_ready(loaded: LoadedModel) -> None:
+        manifest = loaded.manifest
+        typer.echo(
+            f"ready: {url_of(listener)} serves {manifest.name} {manifest.version}, variant {loaded.variant.name} "
+            f"on {loaded.providers[0]}, after {process_age():.2f} s"
+        )
+        sys.stdout.flush()
+
+    return asyncio.run(serve_app(listener, loading, config, on_ready))
+
+
+def _load(bundle: Path, config: AgentConfig, loading: Future[LoadedModel]) -> None:
+    """Load the model into `loading`; every outcome goes there."""
+    try:
+        from device_agent.models import load_model
+
+        loading.set_result(load_model(bundle, config))
+    except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
+        loading.set_exception(error)
+
+
+def _start_logging(level: LogLevel) -> None:
+    import logging
+
+    logging.basicConfig(
+        level=level.name, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    # uvicorn tells the story of its own start and stop; ours is told by the agent.
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("asyncio",):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def process_age() -> float:
+    """Seconds since this process was started (Linux; elsewhere since this module's clock began, that is 0)."""
+    import time
+
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return time.process_time()
+
+
+def _leave(code: int, *, at_once: bool) -> None:
+    """End the process; at once where a thread still works for nobody and would be waited for, or would crash."""
+    if at_once:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""From texts or tensors to answers: the only place on the device that knows ONNX Runtime."""

@@ -1,0 +1,73 @@
+"""What this machine has: execution providers, instruction sets, memory.
+
+The list of providers here is what the installed ONNX Runtime was built with; whether one works shows when a session
+is opened (`Session.providers`), and `device_agent.models` acts on that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnxruntime as ort
+
+from edgeonnx.spec.selection import DeviceProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Preferred first. A provider that is not listed here is never used: its answers were not looked at.
+PREFERENCE = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "OpenVINOExecutionProvider", "CPUExecutionProvider")
+
+CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+
+
+def device_profile() -> DeviceProfile:
+    """Describe this machine."""
+    return DeviceProfile(
+        providers=preferred(ort.get_available_providers()),
+        instruction_sets=parse_instruction_sets(_read(CPUINFO)),
+        memory_bytes=parse_available_memory(_read(MEMINFO)),
+    )
+
+
+def preferred(available: Iterable[str]) -> tuple[str, ...]:
+    """The available providers that the agent knows, the preferred one first."""
+    found = set(available)
+    return tuple(name for name in PREFERENCE if name in found)
+
+
+def without(profile: DeviceProfile, provider: str) -> DeviceProfile:
+    """The same machine, on which `provider` turned out not to work."""
+    return DeviceProfile(
+        providers=tuple(name for name in profile.providers if name != provider),
+        instruction_sets=profile.instruction_sets,
+        memory_bytes=profile.memory_bytes,
+    )
+
+
+def parse_instruction_sets(cpuinfo: str) -> frozenset[str]:
+    """The features of the first processor in the text of /proc/cpuinfo (`flags` on x86, `Features` on Arm)."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def parse_available_memory(meminfo: str) -> int | None:
+    """`MemAvailable` of the text of /proc/meminfo, in bytes, or None if it is not there."""
+    for line in meminfo.splitlines():
+        key, _, value = line.partition(":")
+        if key == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _read(path: Path) -> str:
+    """The text of a file of /proc, empty where there is none (another operating system)."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

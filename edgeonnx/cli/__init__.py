@@ -1,0 +1,1 @@
+"""The command line of the build host: one thin function per verb, drawing and exit codes apart from the work."""

@@ -1,0 +1,159 @@
+"""`edgeonnx`: package, inspect and verify. Every verb is thin: parse, call the pipeline, draw, choose an exit code."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+
+import typer
+
+from edgeonnx import __version__
+from edgeonnx.cli import exits
+from edgeonnx.errors import EdgeOnnxError
+from edgeonnx.spec.manifest import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+app = typer.Typer(
+    name="edgeonnx",
+    help="Take a trained model to small machines, proven equal to the original.",
+    epilog=exits.HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; no progress.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edgeonnx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the verb."""
+
+
+def _reported(verb: Callable[P, R]) -> Callable[P, R]:
+    """Turn our errors into messages and exit codes; nothing of ours ends in a traceback."""
+
+    @functools.wraps(verb)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return verb(*args, **kwargs)
+        except EdgeOnnxError as error:
+            from edgeonnx.cli.output import print_error
+
+            print_error(error, as_json=bool(kwargs.get("as_json")))
+            raise typer.Exit(exits.exit_code(error)) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted; nothing was written", err=True)
+            raise typer.Exit(exits.INTERRUPTED) from None
+
+    return wrapper
+
+
+@app.command()
+@_reported
+def package(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Model directory, or Hugging Face hub id.")],
+    name: Annotated[str, typer.Option("--name", "-n", help="Name of the bundle.")],
+    version: Annotated[str, typer.Option("--version", "-v", help="Version of the bundle, such as 1.0.0.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder in which NAME-VERSION is made.")],
+    task: Annotated[
+        Task | None, typer.Option("--task", "-t", help="What the model is for [default: from its files].")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=8, help="Longest input in tokens [default: the model's own].")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace a bundle of this name and version.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the source and print the plan; write nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Export a model, prove it equal to its source, and write a bundle.
+
+    Fails without writing anything if the exported graph does not give the source model's answers.
+    """
+    from edgeonnx.cli import show
+    from edgeonnx.cli.output import Stages, print_json
+    from edgeonnx.pipeline.recipe import PackageRequest
+
+    request = PackageRequest(
+        source=source, name=name, version=version, out=out, task=task, max_length=max_length, replace=force
+    )
+    if dry_run:
+        from edgeonnx.pipeline.run import plan
+
+        planned = plan(request)
+        print_json(planned.to_dict()) if as_json else show.plan(planned)
+        return
+    from edgeonnx.pipeline.run import package as run_package
+
+    with Stages(quiet=quiet or as_json) as stages:
+        result = run_package(request, stages)
+    print_json(result.to_dict()) if as_json else show.packaged(result)
+
+
+@app.command()
+@_reported
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A bundle's folder, or an .onnx file.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a bundle or an .onnx file holds; nothing of it is run."""
+    from edgeonnx.cli import show
+    from edgeonnx.cli.output import print_json
+    from edgeonnx.pipeline.inspect import inspect as run_inspect
+
+    found = run_inspect(path)
+    print_json(found.to_dict()) if as_json else show.inspection(found)
+
+
+@app.command()
+@_reported
+def verify(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")],
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check every byte of a bundle, its schema, and its golden answers on this machine."""
+    from edgeonnx.cli import show
+    from edgeonnx.cli.output import Stages, print_json
+    from edgeonnx.pipeline.verify import verify as run_verify
+
+    with Stages(quiet=quiet or as_json) as stages:
+        report = run_verify(bundle, stages)
+    print_json(report.to_dict()) if as_json else show.verified(report)
+
+
+def _terminated(_signal: int, _frame: object) -> None:
+    """SIGTERM unwinds like Ctrl-C, so that a half-written bundle is removed."""
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of the `edgeonnx` command."""
+    signal.signal(signal.SIGTERM, _terminated)
+    app(prog_name="edgeonnx")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Results of the verbs, drawn for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from edgeonnx.cli.output import megabytes, stdout
+from edgeonnx.pipeline.recipe import STAGES
+
+if TYPE_CHECKING:
+    from edgeonnx.bundle import Bundle
+    from edgeonnx.pipeline.inspect import Inspection
+    from edgeonnx.pipeline.run import PackagePlan, PackageResult
+    from edgeonnx.pipeline.verify import VerifyReport
+    from edgeonnx.spec.report import Evidence
+    from edgeonnx.validate.inspection import GraphFacts
+
+
+def plan(planned: PackagePlan) -> None:
+    """The plan of `package --dry-run`."""
+    console = stdout()
+    console.print(_facts(planned.facts()))
+    table = _table("stage", "what it does")
+    for name, about in STAGES:
+        table.add_row(name, about)
+    console.print(table)
+    console.print("dry run: nothing was written")
+
+
+def packaged(result: PackageResult) -> None:
+    """The result of `package`."""
+    parity = result.evidence.parity
+    rows = {
+        "bundle": str(result.path),
+        "digest": f"sha256:{result.digest}",
+        "size": megabytes(result.size),
+        "parity": f"max difference {parity['max_abs_diff']:.1e}, min cosine {parity['min_cosine']}"
+        f" over {parity['rows']} rows",
+        "time": f"{sum(result.seconds.values()):.1f} s",
+    }
+    console = stdout()
+    console.print(_facts(rows))
+    console.print(Text.assemble("serve it: ", (f"edgeonnx-agent serve --bundle {result.path}", "bold")))
+
+
+def verified(report: VerifyReport) -> None:
+    """The result of `verify`."""
+    manifest = report.bundle.manifest
+    rows = {
+        "bundle": f"{manifest.name} {manifest.version} ({manifest.task.value})",
+        "digest": f"sha256:{report.bundle.digest}",
+        "files": f"{report.files}, every byte as in contents.json",
+        "tokens": f"{report.texts} golden texts give the source's ids ({report.text_path})",
+    }
+    for item in report.replays:
+        comparison = item.comparison
+        rows[item.variant] = (
+            f"golden answers within {comparison.scaled_diff:.1e}, min cosine {comparison.min_cosine:.6f}, "
+            "in a batch and alone"
+        )
+    rows.update({name: f"not replayed: {reason}" for name, reason in report.skipped})
+    console = stdout()
+    console.print(_facts(rows))
+    console.print(Text("the bundle is good on this machine", style="green"))
+
+
+def inspection(found: Inspection) -> None:
+    """The result of `inspect`."""
+    console = stdout()
+    if found.bundle is not None and found.evidence is not None:
+        console.print(_facts(_bundle_rows(found.bundle, found.evidence)))
+        console.print(_variants(found.bundle))
+    for name, facts in found.graphs.items():
+        _graph(name, facts)
+
+
+def _bundle_rows(bundle: Bundle, evidence: Evidence) -> dict[str, str]:
+    manifest, processing = bundle.manifest, bundle.manifest.processing
+    rows = {
+        "bundle": f"{manifest.name} {manifest.version}",
+        "digest": f"sha256:{bundle.digest}",
+        "task": manifest.task.value,
+        "files": f"{len(bundle.contents.files)}, {megabytes(bundle.contents.total_size)}",
+        "text": f"{processing.backend} path, up to {processing.max_length} tokens",
+        "source": f"{evidence.source.get('identity')} ({evidence.source.get('architecture')})",
+        "parity": f"max difference {evidence.parity['max_abs_diff']}, min cosine {evidence.parity['min_cosine']}, "
+        f"{evidence.parity['texts']} texts, {evidence.parity['rows']} rows",
+        "built with": ", ".join(f"{name} {version}" for name, version in evidence.tools.items()),
+    }
+    if manifest.labels:
+        rows["labels"] = ", ".join(manifest.labels)
+    rows.update({key: str(value) for key, value in manifest.properties.items()})
+    return rows
+
+
+def _variants(bundle: Bundle) -> Table:
+    table = _table("variant", "precision", "provider", "memory at least")
+    for component in bundle.manifest.components.values():
+        for variant in component.variants:
+            needs = variant.requirements
+            table.add_row(
+                f"{component.name}/{variant.name}", variant.precision, needs.provider, megabytes(needs.memory_bytes)
+            )
+    return table
+
+
+def _graph(name: str, facts: GraphFacts) -> None:
+    console = stdout()
+    console.print(Text(name, style="bold"))
+    table = _table("tensor", "type", "shape")
+    for side, ports in (("in ", facts.inputs), ("out", facts.outputs)):
+        for port, dtype, shape in ports:
+            table.add_row(f"{side} {port}", dtype, shape)
+    console.print(table)
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts.opsets.items())
+    console.print(
+        _facts(
+            {
+                "opsets": opsets,
+                "ir version": str(facts.ir_version),
+                "producer": facts.producer or "not stated",
+                "parameters": f"{facts.parameters:,} in {megabytes(facts.weight_bytes)}",
+                "external files": str(facts.external_files),
+            }
+        )
+    )
+    table = _table("operator", "domain", "count")
+    for (domain, operator), count in facts.operators.items():
+        table.add_row(operator, domain, str(count))
+    console.print(table)
+    table = _table("weights", "tensors", "elements", "size")
+    for dtype, (count, elements, size) in facts.weights.items():
+        table.add_row(dtype, str(count), f"{elements:,}", megabytes(size))
+    console.print(table)
+    table = _table("largest tensors", "type", "shape", "size")
+    for item in facts.largest:
+        table.add_row(item.name, item.dtype, str(list(item.shape)), megabytes(item.size))
+    console.print(table)
+
+
+def _facts(rows: dict[str, str]) -> Text:
+    """One line for each fact: what, and its value. Never folded when piped."""
+    width = max(len(key) for key in rows)
+    lines = [Text.assemble((f"{key:<{width}}  ", "dim"), value) for key, value in rows.items()]
+    return Text("\n").join(lines)
+
+
+def _table(*columns: str) -> Table:
+    """A table without frames: readable on a terminal, and when piped."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(
+            column, overflow="fold", justify="right" if column in ("count", "tensors", "elements", "size") else "left"
+        )
+    return table

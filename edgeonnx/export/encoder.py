@@ -1,0 +1,331 @@
+"""Loading a text encoder and exporting it with everything that its task needs.
+
+The loaded model is what later stages compare with: it serves them through arrays and texts, so they need no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.export import Dim
+
+from edgeonnx.errors import CorruptSourceError, ExportError, UnsupportedModelError
+from edgeonnx.export.graph import ExportedGraph, finish_graph
+from edgeonnx.export.modules import DenseModule, TextEncoder, build_layers
+from edgeonnx.export.source import SAFE_WEIGHTS, check_safetensors
+from edgeonnx.export.tasks import TaskPlan, choose_max_length, position_limit
+from edgeonnx.spec.manifest import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from edgeonnx.export.source import Source
+
+# The opset with the standard Attention and Gelu operators: the cleanest graph, and nothing outside the ONNX standard.
+OPSET = 23
+DYNAMIC_AXES = ("batch", "sequence")
+# Weights of a pooler head that no output of ours reads; checkpoints often lack them.
+UNUSED_WEIGHTS = ("pooler.",)
+
+_AUTO_CLASSES = {
+    Task.EMBEDDING: "AutoModel",
+    Task.FEATURE_EXTRACTION: "AutoModel",
+    Task.TEXT_CLASSIFICATION: "AutoModelForSequenceClassification",
+    Task.TEXT_RANKING: "AutoModelForSequenceClassification",
+    Task.TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFacts:
+    """What the device must know of the source's tokenizer.
+
+    Attributes:
+        document: `tokenizer.json`, without padding and truncation (those are the caller's).
+        max_length: Longest row in tokens.
+        pad_id: Id of the padding token.
+        pad_type_id: Token type id of padding.
+        prefix: Text put in front of every text.
+    """
+
+    document: bytes
+    max_length: int
+    pad_id: int
+    pad_type_id: int
+    prefix: str
+
+
+class LoadedEncoder:
+    """A source model in memory, with its tokenizer.
+
+    Attributes:
+        source: Where it came from.
+        plan: Its task.
+        tokenizer: Facts about its tokenizer.
+        input_names: The inputs that the graph will have, in order.
+    """
+
+    def __init__(
+        self, source: Source, plan: TaskPlan, module: TextEncoder, tokenizer: Any, facts: TokenizerFacts
+    ) -> None:
+        self.source = source
+        self.plan = plan
+        self.tokenizer = facts
+        self._module = module
+        self._tokenizer = tokenizer
+        takes_types = "token_type_ids" in tokenizer.model_input_names
+        self.input_names = ("input_ids", "attention_mask", *(("token_type_ids",) if takes_types else ()))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return self._module.output_names
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters of the model, shared ones counted once."""
+        return sum(parameter.numel() for parameter in self._module.parameters())
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of rows of the embedding table: every token id must be below it."""
+        return int(self._module.model.get_input_embeddings().num_embeddings)
+
+    def tokenize(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[dict[str, NDArray[np.int64]]]:
+        """Each row as the source's own tokenizer gives it for that text alone: int64 (1, tokens) by input name."""
+        rows = []
+        for index, text in enumerate(texts):
+            second = None if pairs is None else pairs[index]
+            encoded = self._tokenizer(
+                self.tokenizer.prefix + text,
+                second,
+                truncation="longest_first",
+                max_length=self.tokenizer.max_length,
+                return_token_type_ids="token_type_ids" in self.input_names,
+            )
+            rows.append({name: np.asarray([encoded[name]], dtype=np.int64) for name in self.input_names})
+        return rows
+
+    def run(self, inputs: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
+        """The source model's outputs.
+
+        Args:
+            inputs: int64 (rows, tokens) by input name.
+
+        Returns:
+            float32 by output name.
+        """
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        with torch.inference_mode():
+            outputs = self._module(**tensors)
+        return {name: value.numpy() for name, value in zip(self.output_names, outputs, strict=True)}
+
+    def export(self) -> ExportedGraph:
+        """Export the model to ONNX.
+
+        Raises:
+            ExportError: The exporter failed, or made a graph that is fixed to one batch size or length.
+        """
+        example = self._example()
+        shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in example}
+        try:
+            with _quiet(), torch.no_grad():
+                program = torch.onnx.export(
+                    self._module,
+                    (),
+                    kwargs=example,
+                    dynamo=True,
+                    opset_version=OPSET,
+                    dynamic_shapes=shapes,
+                    input_names=list(example),
+                    output_names=list(self.output_names),
+                    verbose=False,
+                )
+        except Exception as error:
+            raise ExportError(
+                "torch could not export the model",
+                where=f"{self.source.identity} ({self.source.model_type})",
+                found=f"{type(error).__name__}: {_first_line(error)}",
+                hint="report it with the model's config.json; the exporter is pinned in constraints.txt",
+            ) from error
+        if program is None:
+            raise ExportError("torch gave no program", where=self.source.identity)
+        return finish_graph(program.model, axes=DYNAMIC_AXES)
+
+    def _example(self) -> dict[str, torch.Tensor]:
+        """The batch that is traced: three rows of different lengths, so that the mask is not all ones.
+
+        A mask of ones lets the exporter drop the mask or bake in a branch; parity then fails on padded batches.
+        """
+        texts = ("a short text", "a second text with a few more words in it", "one")
+        pairs = texts[::-1] if self.plan.task.takes_pairs else None
+        rows = self.tokenize(texts, pairs)
+        width = max(row["input_ids"].shape[1] for row in rows)
+        fill = {"input_ids": self.tokenizer.pad_id, "token_type_ids": self.tokenizer.pad_type_id}
+        return {
+            name: torch.tensor(
+                [row[name][0].tolist() + [fill.get(name, 0)] * (width - row[name].shape[1]) for row in rows]
+            )
+            for name in self.input_names
+        }
+
+
+def load_encoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> LoadedEncoder:
+    """Load a source model in float32 on the CPU, and its tokenizer.
+
+    Raises:
+        CorruptSourceError: Weights are missing, have other shapes, or are not finite; the tokenizer cannot be read.
+        UnsupportedModelError: The tokenizer has no `tokenizer.json` form, or pads on the left.
+        UsageError: `max_length` is longer than the model allows.
+    """
+    with _quiet():
+        tokenizer = _load_tokenizer(source)
+        model = _load_model(source, plan.task)
+        module = TextEncoder(model, plan, build_layers(plan.head)).eval()
+    _load_dense(source, module, plan)
+    _check_finite(source, module)
+    head = plan.head
+    facts = TokenizerFacts(
+        document=_tokenizer_document(tokenizer, lowercase=head is not None and head.lowercase),
+        max_length=choose_max_length(
+            requested=max_length,
+            stated=head.max_length if head is not None else None,
+            tokenizer=tokenizer.model_max_length,
+            limit=position_limit(source.config),
+        ),
+        pad_id=tokenizer.pad_token_id,
+        pad_type_id=tokenizer.pad_token_type_id,
+        prefix=head.prefix if head is not None else "",
+    )
+    return LoadedEncoder(source, plan, module, tokenizer, facts)
+
+
+def _load_tokenizer(source: Source) -> Any:
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(source.path), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise CorruptSourceError(
+            "has a tokenizer that cannot be read",
+            where=str(source.path),
+            found=f"{type(error).__name__}: {_first_line(error)}",
+        ) from error
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None or tokenizer.padding_side != "right":
+        raise UnsupportedModelError(
+            "has a tokenizer that is not supported",
+            where=str(source.path),
+            expected="one with a tokenizer.json form and a padding token, padding on the right",
+            found=f"{type(tokenizer).__name__}, pad token {tokenizer.pad_token!r}, padding {tokenizer.padding_side}",
+        )
+    return tokenizer
+
+
+def _tokenizer_document(tokenizer: Any, *, lowercase: bool) -> bytes:
+    """The tokenizer as `tokenizer.json`, with lower-casing in it where sentence-transformers asks for it."""
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    if lowercase:
+        first = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = Sequence([Lowercase(), *first])
+        tokenizer.backend_tokenizer.normalizer = backend.normalizer
+    text: str = backend.to_str(pretty=True)
+    return text.encode("utf-8")
+
+
+def _load_model(source: Source, task: Task) -> Any:
+    """The transformers model; weights that are missing are an error, not a warning."""
+    auto_class = getattr(transformers, _AUTO_CLASSES[task])
+    try:
+        model, info = auto_class.from_pretrained(
+            str(source.path),
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise CorruptSourceError(
+            "cannot be loaded by transformers",
+            where=str(source.path),
+            found=f"{type(error).__name__}: {_first_line(error)}",
+        ) from error
+    missing = sorted(str(key) for key in info["missing_keys"])
+    missing = [key for key in missing if not any(part in key for part in UNUSED_WEIGHTS)]
+    mismatched = sorted(str(key) for key in info["mismatched_keys"])
+    if missing or mismatched:
+        raise CorruptSourceError(
+            "lacks weights; they would be random numbers",
+            where=str(source.path),
+            details=tuple(f"missing or of another shape: {key}" for key in (missing + mismatched)[:10]),
+            hint="check that the weights belong to this config.json and to this task",
+        )
+    return model.eval()
+
+
+def _load_dense(source: Source, module: TextEncoder, plan: TaskPlan) -> None:
+    """Load the dense layers of a sentence-transformers directory from their own safetensors files."""
+    for layer, description in zip(module.layers, plan.head.layers if plan.head else (), strict=True):
+        if not isinstance(layer, DenseModule) or isinstance(description, str):
+            continue
+        file = source.path / description.folder / SAFE_WEIGHTS
+        if not file.is_file():
+            raise CorruptSourceError("is missing", where=str(file), expected="the weights of the dense layer")
+        check_safetensors(file)
+        try:
+            layer.load_state_dict(load_file(str(file)))
+        except RuntimeError as error:
+            raise CorruptSourceError(
+                "does not fit the dense layer", where=str(file), found=_first_line(error)
+            ) from None
+
+
+def _check_finite(source: Source, module: torch.nn.Module) -> None:
+    bad = [name for name, value in module.named_parameters() if not bool(torch.isfinite(value).all())]
+    if bad:
+        raise CorruptSourceError(
+            "has weights that are NaN or infinite",
+            where=str(source.path),
+            details=tuple(bad[:10]),
+            hint="the training run diverged or the file is damaged",
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' progress bars, warnings and logs off the user's terminal; failures still raise."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    transformers.utils.logging.disable_progress_bar()
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        transformers.utils.logging.set_verbosity(verbosity)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else "no message"

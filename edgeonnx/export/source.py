@@ -1,0 +1,243 @@
+"""Finding a source model and deciding from its files alone whether it can and may be loaded.
+
+Nothing is executed and nothing is unpickled here: weights must be safetensors, configurations JSON, and code that a
+repository brings along is never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeonnx.errors import (
+    CorruptSourceError,
+    SourceNotFoundError,
+    UnsafeSourceError,
+    UnsupportedModelError,
+)
+
+SAFE_WEIGHTS = "model.safetensors"
+SAFE_WEIGHTS_INDEX = "model.safetensors.index.json"
+# Formats that run code when they are read, or that we would have to trust.
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+)
+# What a hub download takes: configuration, tokenizer, safe weights. No pickles, no code, no other runtimes' exports.
+HUB_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors")
+HUB_IGNORED = ("onnx/*", "openvino/*", "coreml/*", "original/*")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A source model on disk that passed the checks which need no library.
+
+    Attributes:
+        path: Its directory.
+        identity: How the user named it: the directory's name, or the hub id.
+        revision: Commit of the hub repository, or None for a directory.
+        config: The parsed `config.json`.
+        weights: Weight files relative to `path`.
+    """
+
+    path: Path
+    identity: str
+    revision: str | None
+    config: dict[str, object]
+    weights: tuple[str, ...]
+
+    @property
+    def model_type(self) -> str:
+        """The Hugging Face name of the architecture's family (`bert`)."""
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def architecture(self) -> str:
+        """The model class that the weights were saved from (`BertModel`), or ""."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else ""
+
+    def read_json(self, name: str) -> dict[str, object] | None:
+        """A JSON object from the directory, or None if there is no such file."""
+        file = self.path / name
+        return _read_json_object(file) if file.is_file() else None
+
+    def fingerprint(self) -> dict[str, object]:
+        """What the model was made from, for the evidence: identity, architecture, digest of each file that is read."""
+        names = {*self.weights, *(path.name for path in self.path.glob("*.json")), "vocab.txt"}
+        names.update(str(path.relative_to(self.path)) for path in self.path.glob("[0-9]*_*/*.json"))
+        files = {name: _sha256(self.path / name) for name in sorted(names) if (self.path / name).is_file()}
+        return {
+            "identity": self.identity,
+            "revision": self.revision,
+            "model_type": self.model_type,
+            "architecture": self.architecture,
+            "files": files,
+        }
+
+
+def locate(source: str) -> Source:
+    """Find a source model: a local directory, or a Hugging Face hub id that is downloaded.
+
+    Args:
+        source: What the user gave on the command line.
+
+    Raises:
+        SourceNotFoundError: There is no such directory, and no such repository can be had.
+        UnsupportedModelError: It is a kind of source that this release does not package.
+        UnsafeSourceError: Its weights exist only in a pickle format.
+        CorruptSourceError: Its files are incomplete or unreadable.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _inspect(path.resolve(), identity=path.resolve().name, revision=None)
+    if path.is_file():
+        raise UnsupportedModelError(
+            "is a file; this release packages model directories",
+            where=source,
+            expected="a directory with config.json, or a hub id",
+            hint="`edgeonnx inspect` reads single .onnx files",
+        )
+    if path.is_absolute() or source.startswith((".", "~")) or _HUB_ID.fullmatch(source) is None:
+        raise SourceNotFoundError(
+            "there is no such directory",
+            where=source,
+            hint="give a local model directory or a hub id such as org/model",
+        )
+    folder, revision = _download(source)
+    return _inspect(folder, identity=source, revision=revision)
+
+
+def _download(hub_id: str) -> tuple[Path, str]:
+    """Fetch a hub repository into the hub's own cache; returns the snapshot's folder and its commit."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_PATTERNS), ignore_patterns=list(HUB_IGNORED)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise SourceNotFoundError(
+            "there is no such local directory, and the hub did not give a repository of that name",
+            where=hub_id,
+            found=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            hint="check the spelling, the network and the access token, or give a local directory",
+        ) from None
+    return folder, folder.name
+
+
+def _inspect(path: Path, *, identity: str, revision: str | None) -> Source:
+    if not (path / "config.json").is_file():
+        raise CorruptSourceError(
+            "has no config.json",
+            where=str(path),
+            expected="a Hugging Face or sentence-transformers model directory",
+            found=", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "an empty directory",
+        )
+    config = _read_json_object(path / "config.json")
+    if "auto_map" in config:
+        raise UnsupportedModelError(
+            "needs code from its own repository, which is never run",
+            where=f"{path / 'config.json'}: auto_map",
+            hint="use a model whose architecture transformers has built in",
+        )
+    source = Source(path=path, identity=identity, revision=revision, config=config, weights=_weights(path))
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise CorruptSourceError(
+            "has no tokenizer",
+            where=str(path),
+            expected=f"one of {', '.join(TOKENIZER_FILES)}",
+            hint="save the tokenizer next to the model: tokenizer.save_pretrained(directory)",
+        )
+    return source
+
+
+def _weights(path: Path) -> tuple[str, ...]:
+    """The safetensors files of a directory, each checked to be whole."""
+    if (path / SAFE_WEIGHTS).is_file():
+        names = [SAFE_WEIGHTS]
+    elif (path / SAFE_WEIGHTS_INDEX).is_file():
+        names = _shards(path)
+    else:
+        _refuse_weights(path)
+    for name in names:
+        check_safetensors(path / name)
+    return tuple(names)
+
+
+def _shards(path: Path) -> list[str]:
+    index = _read_json_object(path / SAFE_WEIGHTS_INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise CorruptSourceError("has no weight_map", where=str(path / SAFE_WEIGHTS_INDEX))
+    names = sorted({str(name) for name in index.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise UnsafeSourceError("names a file outside the model", where=str(path / SAFE_WEIGHTS_INDEX), found=name)
+        if not (path / name).is_file():
+            raise CorruptSourceError("is missing", where=str(path / name), expected="a shard that the index names")
+    return names
+
+
+def _refuse_weights(path: Path) -> None:
+    pickled = sorted(entry.name for entry in path.iterdir() if entry.suffix in PICKLED_SUFFIXES)
+    if pickled:
+        raise UnsafeSourceError(
+            "has its weights only in a pickle format, which can run code when it is read; it is never opened",
+            where=str(path),
+            expected=SAFE_WEIGHTS,
+            found=", ".join(pickled),
+            hint="convert it to safetensors where you trust it: "
+            "AutoModel.from_pretrained(directory).save_pretrained(directory, safe_serialization=True)",
+        )
+    raise CorruptSourceError(
+        "has no weights",
+        where=str(path),
+        expected=f"{SAFE_WEIGHTS} or {SAFE_WEIGHTS_INDEX}",
+        found=", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "an empty directory",
+    )
+
+
+def check_safetensors(file: Path) -> None:
+    """Check that a safetensors file is whole: its header is readable and its data ends where the header says.
+
+    Raises:
+        CorruptSourceError: It is truncated or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="numpy") as tensors:
+            tensors.keys()
+    except (SafetensorError, OSError) as error:
+        raise CorruptSourceError(
+            "is not a whole safetensors file",
+            where=str(file),
+            expected="a header, then as many bytes as it announces",
+            found=f"{file.stat().st_size} bytes ({error})",
+            hint="copy or download the file again",
+        ) from None
+
+
+def _read_json_object(file: Path) -> dict[str, object]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CorruptSourceError("is not readable JSON", where=str(file), found=str(error)) from None
+    if not isinstance(value, dict):
+        raise CorruptSourceError("does not hold an object", where=str(file), found=type(value).__name__)
+    return value
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()

@@ -1,0 +1,221 @@
+"""What a source model is for: the task, and what follows from it for the graph's outputs.
+
+Pure: decisions are made from parsed configuration files, so they are tested without a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgeonnx.errors import UnsupportedModelError, UsageError
+from edgeonnx.export.embedding_head import EmbeddingHead, read_embedding_head
+from edgeonnx.spec.manifest import Task
+
+if TYPE_CHECKING:
+    from edgeonnx.export.source import Source
+
+# Encoder families whose export is tested (tests/integration/test_package_families.py). Others are refused rather than
+# hoped for: that an export runs through says nothing about what it computes.
+SUPPORTED_FAMILIES = (
+    "albert",
+    "bert",
+    "camembert",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+)
+# Families whose position ids start after the padding id, which takes that many places from the position table.
+OFFSET_POSITION_FAMILIES = ("camembert", "mpnet", "roberta", "xlm-roberta")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """The task, and what the graph must do for it.
+
+    Attributes:
+        task: The task.
+        head: Pooling and what follows it, for embeddings.
+        activation: `softmax`, `sigmoid` or `identity` on the logits, for tasks that score.
+        labels: Names of the classes by index.
+    """
+
+    task: Task
+    head: EmbeddingHead | None = None
+    activation: str | None = None
+    labels: tuple[str, ...] = ()
+
+
+def plan_task(source: Source, requested: Task | None) -> TaskPlan:
+    """Decide what a source model computes, from its own files or from what the user asked for.
+
+    Raises:
+        UnsupportedModelError: The architecture, a module or a setting is not known, or does not fit the task.
+        UsageError: The files do not tell the task and the user did not say it.
+    """
+    check_family(source)
+    task = requested or detect_task(source)
+    _check_architecture(source, task)
+    if task is Task.EMBEDDING:
+        return TaskPlan(task=task, head=read_embedding_head(source))
+    if task is Task.FEATURE_EXTRACTION:
+        return TaskPlan(task=task)
+    labels = read_labels(source)
+    return TaskPlan(task=task, activation=_activation(source, task, labels), labels=labels)
+
+
+def check_family(source: Source) -> None:
+    """Refuse architectures that are not tested.
+
+    Raises:
+        UnsupportedModelError: With the list of those that are.
+    """
+    if source.model_type not in SUPPORTED_FAMILIES:
+        raise UnsupportedModelError(
+            "the architecture is not supported",
+            where=f"{source.identity}: config.json: model_type",
+            expected=f"one of {', '.join(SUPPORTED_FAMILIES)}",
+            found=repr(source.model_type),
+        )
+    if source.config.get("is_decoder") is True:
+        raise UnsupportedModelError(
+            "is configured as a decoder; text encoders are supported",
+            where=f"{source.identity}: config.json: is_decoder",
+        )
+
+
+def detect_task(source: Source) -> Task:
+    """The task that a source model's own files state.
+
+    Raises:
+        UsageError: They do not state it.
+    """
+    stated = (source.read_json("config_sentence_transformers.json") or {}).get("model_type")
+    if stated == "CrossEncoder" or _cross_encoder_activation(source) is not None:
+        return Task.TEXT_RANKING
+    if (source.path / "modules.json").is_file():
+        return Task.EMBEDDING
+    if source.architecture.endswith("ForSequenceClassification"):
+        return Task.TEXT_CLASSIFICATION
+    if source.architecture.endswith("ForTokenClassification"):
+        return Task.TOKEN_CLASSIFICATION
+    if source.architecture.endswith("Model"):
+        return Task.FEATURE_EXTRACTION
+    raise UsageError(
+        "the files do not say what the model is for",
+        where=f"{source.identity}: config.json: architectures",
+        found=repr(source.architecture),
+        hint=f"say it with --task {', '.join(task.value for task in Task)}",
+    )
+
+
+def _check_architecture(source: Source, task: Task) -> None:
+    """The weights must have the head that the task needs: a fresh, random head would answer confidently and wrongly."""
+    suffix = {
+        Task.TEXT_CLASSIFICATION: "ForSequenceClassification",
+        Task.TEXT_RANKING: "ForSequenceClassification",
+        Task.TOKEN_CLASSIFICATION: "ForTokenClassification",
+    }.get(task)
+    if suffix is not None and not source.architecture.endswith(suffix):
+        raise UnsupportedModelError(
+            f"the weights have no head for the task {task.value}",
+            where=f"{source.identity}: config.json: architectures",
+            expected=f"a class that ends in {suffix}",
+            found=repr(source.architecture),
+        )
+
+
+def read_labels(source: Source) -> tuple[str, ...]:
+    """The class names by index, from `id2label`; `LABEL_0`, ... where there are none (transformers' own default)."""
+    names = source.config.get("id2label")
+    if isinstance(names, dict) and names:
+        expected = [str(index) for index in range(len(names))]
+        if sorted(names, key=lambda key: (len(key), key)) != expected:
+            raise UnsupportedModelError(
+                "the class indices have gaps",
+                where=f"{source.identity}: config.json: id2label",
+                expected=f"the keys 0 to {len(names) - 1}",
+                found=", ".join(list(names)[:10]),
+            )
+        return tuple(str(names[key]) for key in expected)
+    count = source.config.get("num_labels", 2)
+    return tuple(f"LABEL_{index}" for index in range(count if isinstance(count, int) else 2))
+
+
+def _activation(source: Source, task: Task, labels: tuple[str, ...]) -> str:
+    """The function from logits to scores, as the source's own pipelines choose it."""
+    if task is Task.TOKEN_CLASSIFICATION:
+        return "softmax"
+    if task is Task.TEXT_RANKING:
+        stated = _cross_encoder_activation(source)
+        if stated is None:  # sentence-transformers' default for a cross-encoder
+            return "sigmoid" if len(labels) == 1 else "identity"
+        name = stated.rsplit(".", 1)[-1].lower()
+        if stated.startswith("torch.nn") and name in ("sigmoid", "identity", "softmax"):
+            return name
+        raise UnsupportedModelError(
+            "the activation of the scores is not supported",
+            where=f"{source.identity}: config.json",
+            expected="torch.nn.Sigmoid or Identity",
+            found=repr(stated),
+        )
+    stated = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}.get(
+        str(source.config.get("function_to_apply", ""))
+    )
+    if stated is not None:
+        return stated
+    problem = source.config.get("problem_type")
+    if problem == "regression":
+        return "identity"
+    if problem == "multi_label_classification" or len(labels) == 1:
+        return "sigmoid"
+    return "softmax"
+
+
+def _cross_encoder_activation(source: Source) -> str | None:
+    """The activation that sentence-transformers stored in a cross-encoder's configuration (newer, then older place)."""
+    section = source.config.get("sentence_transformers")
+    stated = section.get("activation_fn") if isinstance(section, dict) else None
+    stated = stated or source.config.get("sbert_ce_default_activation_function")
+    return str(stated) if stated else None
+
+
+def position_limit(config: dict[str, object]) -> int | None:
+    """Longest row that the model's position table allows, or None if the configuration does not say."""
+    places = config.get("max_position_embeddings")
+    if not isinstance(places, int) or places < 1:
+        return None
+    if config.get("model_type") in OFFSET_POSITION_FAMILIES:
+        pad = config.get("pad_token_id", 1)
+        return places - (pad if isinstance(pad, int) else 1) - 1
+    return places
+
+
+def choose_max_length(*, requested: int | None, stated: int | None, tokenizer: int | None, limit: int | None) -> int:
+    """The longest row in tokens: what the user asked for, else what the source itself uses, within the position table.
+
+    Args:
+        requested: `--max-length`.
+        stated: sentence-transformers' `max_seq_length`.
+        tokenizer: The tokenizer's `model_max_length`; huge values stand for "not stated".
+        limit: See `position_limit`.
+
+    Raises:
+        UsageError: The user asked for more than the position table has, or nothing states a length.
+    """
+    if requested is not None:
+        if limit is not None and requested > limit:
+            raise UsageError(
+                "is longer than the model's position table",
+                where="--max-length",
+                expected=f"at most {limit}",
+                found=str(requested),
+            )
+        return requested
+    candidates = [value for value in (stated if stated is not None else tokenizer, limit) if value and value < 1 << 24]
+    if not candidates:
+        raise UsageError("the model does not state its longest input", hint="say it with --max-length")
+    return min(candidates)

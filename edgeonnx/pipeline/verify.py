@@ -1,0 +1,165 @@
+"""`verify`: is a bundle whole, is it what it says, and does it answer right on this machine?"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgeonnx.bundle import open_bundle, verify_files
+from edgeonnx.errors import GoldenSetError, RuntimeUnavailableError
+from edgeonnx.pipeline.progress import Silent, StageTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edgeonnx.bundle import Bundle, Comparison
+    from edgeonnx.bundle.golden import GoldenSet
+    from edgeonnx.pipeline.progress import Progress
+    from edgeonnx.spec.contents import FileEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """The replay of the golden set through one variant."""
+
+    component: str
+    variant: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What `verify` found; it raises if anything is wrong.
+
+    Attributes:
+        bundle: The opened bundle.
+        files: Number of files whose every byte was hashed.
+        texts: Number of golden texts.
+        text_path: The text path that gave the golden ids.
+        replays: One for each variant that this machine can run.
+        skipped: Variants that it cannot run, with the reason.
+        seconds: How long each stage took.
+    """
+
+    bundle: Bundle
+    files: int
+    texts: int
+    text_path: str
+    replays: tuple[Replay, ...]
+    skipped: tuple[tuple[str, str], ...]
+    seconds: dict[str, float]
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "name": self.bundle.manifest.name,
+            "version": self.bundle.manifest.version,
+            "digest": self.bundle.digest,
+            "files": self.files,
+            "golden_texts": self.texts,
+            "text_path": self.text_path,
+            "replays": [
+                {"component": item.component, "variant": item.variant, **item.comparison.metrics()}
+                for item in self.replays
+            ],
+            "skipped": [{"variant": name, "reason": reason} for name, reason in self.skipped],
+            "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
+        }
+
+
+def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
+    """Verify a bundle.
+
+    Args:
+        path: The bundle's folder.
+        progress: Receives the stages as they run.
+
+    Raises:
+        BundleError: It is damaged, or breaks the schema.
+        GoldenSetError: Text path or graph do not give the golden set's numbers.
+        ValidationError: ONNX Runtime does not load a graph, or a graph refers to files outside the bundle.
+    """
+    timer = StageTimer(progress=progress or Silent())
+    with timer.stage("structure", "compare the files with contents.json, read the metadata") as stage:
+        bundle = open_bundle(path)
+        stage.result = f"{len(bundle.contents.files)} files, {bundle.contents.total_size / 1e6:.1f} MB, no links"
+    with timer.stage("bytes", "hash every file") as stage:
+        verify_files(bundle, on_file=_counter(timer.progress, len(bundle.contents.files)))
+        stage.result = f"bundle sha256 {bundle.digest[:16]}..."
+    with timer.stage("tokens", "turn the golden texts into ids") as stage:
+        golden = bundle.golden()
+        text_path = _check_tokens(bundle, golden)
+        stage.result = f"{len(golden.texts)} texts, {text_path}"
+    with timer.stage("golden", "replay the golden set through ONNX Runtime") as stage:
+        replays, skipped = _replay(bundle, golden)
+        shown = [f"{item.variant} within {item.comparison.scaled_diff:.1e}" for item in replays]
+        stage.result = ", ".join(shown + [f"{name} skipped" for name, _ in skipped])
+    return VerifyReport(
+        bundle=bundle,
+        files=len(bundle.contents.files),
+        texts=len(golden.texts),
+        text_path=text_path,
+        replays=replays,
+        skipped=skipped,
+        seconds=timer.seconds,
+    )
+
+
+def _counter(progress: Progress, total: int) -> Callable[[FileEntry], None]:
+    """A callback that counts files."""
+    done = itertools.count(1)
+
+    def count(_entry: FileEntry) -> None:
+        progress.advanced(next(done), total)
+
+    return count
+
+
+def _check_tokens(bundle: Bundle, golden: GoldenSet) -> str:
+    from edgeonnx_ext import open_text_encoder
+
+    processing = bundle.manifest.processing
+    try:
+        encoder = open_text_encoder(
+            bundle.tokenizer_json(),
+            max_length=processing.max_length,
+            pad_id=processing.pad_id,
+            pad_type_id=processing.pad_type_id,
+            prefix=processing.prefix,
+            backend=processing.backend,
+        )
+        batch = encoder.encode(golden.texts, golden.pairs)
+    except ValueError as error:
+        raise GoldenSetError(
+            "the golden texts cannot be tokenized", where=processing.tokenizer, found=str(error)
+        ) from None
+    except ImportError as error:
+        raise RuntimeUnavailableError("tokenizers cannot be imported", found=str(error)) from None
+    encoded = {
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.attention_mask,
+        "token_type_ids": batch.token_type_ids,
+    }
+    golden.check_tokens(encoded, where=encoder.backend)
+    return encoder.backend
+
+
+def _replay(bundle: Bundle, golden: GoldenSet) -> tuple[tuple[Replay, ...], tuple[tuple[str, str], ...]]:
+    from edgeonnx.validate.checker import check_locations
+    from edgeonnx.validate.runtime import open_graph
+
+    component = bundle.manifest.entry_component
+    replays: list[Replay] = []
+    skipped: list[tuple[str, str]] = []
+    for variant in component.variants:
+        if variant.requirements.provider != "CPUExecutionProvider":
+            skipped.append((variant.name, f"needs {variant.requirements.provider}"))
+            continue
+        model, tensors = bundle.model_path(component.name, variant), bundle.tensors_path(variant)
+        check_locations(model, tensors)
+        comparison = golden.replay(open_graph(model, tensors))
+        golden.check_replay(comparison, variant.golden, where=f"{component.name}/{variant.name}")
+        replays.append(Replay(component=component.name, variant=variant.name, comparison=comparison))
+    return tuple(replays), tuple(skipped)

@@ -1,0 +1,143 @@
+"""Is a serialized graph valid ONNX, and does it have the inputs and outputs that its task promises?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from edgeonnx.errors import UnsafePathError, ValidationError
+from edgeonnx.spec.paths import check_relative_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from edgeonnx.spec.tensor import ModelSignature
+
+
+def check_graph(model: bytes, tensors: Path, signature: ModelSignature, outputs: Sequence[str]) -> None:
+    """Check an exported graph.
+
+    Args:
+        model: The serialized `ModelProto`.
+        tensors: The folder with its external tensors.
+        signature: The signature that the exporter reported.
+        outputs: The outputs that the task promises.
+
+    Raises:
+        ValidationError: The graph breaks the ONNX standard, lacks a tensor, or has other inputs or outputs.
+        UnsafePathError: External data points outside the folder.
+    """
+    proto = onnx.load_from_string(model)
+    _check_locations(proto, tensors)
+    try:
+        onnx.checker.check_model(_without_data(proto), full_check=False)
+    except onnx.checker.ValidationError as error:
+        raise ValidationError("the graph is not valid ONNX", found=str(error).splitlines()[0][:400]) from error
+    names = [value.name for value in proto.graph.output]
+    if names != list(outputs) or [spec.name for spec in signature.outputs] != list(outputs):
+        raise ValidationError(
+            "the graph has other outputs than its task", expected=str(list(outputs)), found=str(names)
+        )
+    inputs = [value.name for value in proto.graph.input]
+    if inputs != [spec.name for spec in signature.inputs]:
+        raise ValidationError(
+            "the exporter dropped or renamed an input",
+            expected=str([spec.name for spec in signature.inputs]),
+            found=str(inputs),
+        )
+
+
+def check_locations(model: Path, tensors: Path | None) -> None:
+    """Check where a graph on disk takes its external tensors from, before any runtime opens it.
+
+    Args:
+        model: The graph.
+        tensors: The folder that must hold its external tensors; None for the graph's own folder.
+
+    Raises:
+        ValidationError: It is not ONNX, or a tensor is missing.
+        UnsafePathError: External data points outside the folder.
+    """
+    _check_locations(load_graph(model), tensors or model.parent)
+
+
+def load_graph(model: Path) -> onnx.ModelProto:
+    """Read a graph without its external data.
+
+    Raises:
+        ValidationError: It is not ONNX.
+    """
+    try:
+        proto = onnx.load(str(model), load_external_data=False)
+    except (DecodeError, OSError) as error:
+        raise ValidationError("is not an ONNX model", where=str(model), found=str(error)[:200]) from None
+    if not proto.graph.node and not proto.graph.output:
+        raise ValidationError("is not an ONNX model", where=str(model), found="no graph")
+    return proto
+
+
+def _check_locations(proto: onnx.ModelProto, tensors: Path) -> None:
+    for name, location in external_locations(proto):
+        check_external_path(location, where=f"tensor {name}")
+        if not (tensors / location).is_file():
+            raise ValidationError("an external tensor is missing", where=name, expected=str(location))
+
+
+def external_locations(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    """Name and file of every external tensor: initializers and attributes, also in subgraphs and functions."""
+    for tensor in _tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield tensor.name, next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def check_external_path(location: str, *, where: str) -> None:
+    """Refuse external data outside the model's folder (a hostile model would read any file of the machine).
+
+    Raises:
+        UnsafePathError: The location is absolute, has `..`, or has other characters than a plain path.
+    """
+    try:
+        check_relative_path(location, where=where)
+    except UnsafePathError as error:
+        raise UnsafePathError(
+            "external data points outside the model's folder", where=where, found=error.found, expected=error.expected
+        ) from None
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    graphs = [model.graph]
+    nodes = [node for function in model.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield sparse.values
+                yield sparse.indices
+            nodes.extend(graph.node)
+        for node in nodes:
+            for attribute in node.attribute:
+                graphs.extend(attribute.graphs)
+                if attribute.HasField("g"):
+                    graphs.append(attribute.g)
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+        nodes.clear()
+
+
+def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose external tensors are typed inputs: the checker then needs neither their files nor their memory."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [tensor for tensor in copy.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
+    moved = [tensor for tensor in copy.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    copy.graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in moved
+    )
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    return copy

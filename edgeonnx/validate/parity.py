@@ -1,0 +1,219 @@
+"""Does the graph give the source model's answers, for every text, in every batch it may share?
+
+The reference is always the source model's answer for the text alone and unpadded: what its user would call the
+answer. The graph is run over the layouts of `layouts.plan_layouts`, so one comparison proves the export and the
+independence of padding and neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from edgeonnx.bundle.golden import MASK_INPUT, Comparison, GoldenSet, compare_outputs
+from edgeonnx.errors import ParityError
+from edgeonnx.spec.report import Threshold, judge
+from edgeonnx.validate.layouts import Layout, plan_layouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from edgeonnx.validate.ports import FloatTensors, IntTensors, SourceModel
+
+Scalar = TypeVar("Scalar", np.int64, np.float32)
+
+DEFAULT_THRESHOLDS = (Threshold(metric="scaled_diff", at_most=1e-4),)
+"""What fp32 must reach. A correct export of a BERT differs by some 1e-6 to 2e-5; a wrong one by 1e-1 and more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The source model's answers, one row at a time.
+
+    Attributes:
+        texts: The texts.
+        pairs: The second texts, or None.
+        inputs: int64 (1, tokens) by input name, per row.
+        outputs: float32 by output name, per row.
+        pad_ids: What fills each input up.
+    """
+
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None
+    inputs: tuple[IntTensors, ...]
+    outputs: tuple[FloatTensors, ...]
+    pad_ids: dict[str, int]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [row[MASK_INPUT].shape[1] for row in self.inputs]
+
+    def batch(self, rows: Sequence[int], width: int) -> tuple[IntTensors, FloatTensors]:
+        """The inputs of some rows as one padded batch, and the expected outputs padded with zeros."""
+        inputs = {
+            name: np.concatenate([_fill(self.inputs[row][name], width, self.pad_ids.get(name, 0)) for row in rows])
+            for name in self.inputs[0]
+        }
+        outputs = {
+            name: np.concatenate([_fill(self.outputs[row][name], width, 0) for row in rows]) for name in self.outputs[0]
+        }
+        return inputs, outputs
+
+    def golden(self, rows: Sequence[int]) -> GoldenSet:
+        """The golden set made of some rows."""
+        width = max(self.lengths[row] for row in rows)
+        inputs, outputs = self.batch(rows, width)
+        return GoldenSet(
+            texts=tuple(self.texts[row] for row in rows),
+            pairs=None if self.pairs is None else tuple(self.pairs[row] for row in rows),
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+
+def _fill(value: NDArray[Scalar], width: int, filler: int) -> NDArray[Scalar]:
+    """Fill the token axis (axis 1 of 2-D ids and 3-D per-token outputs of one row) up to `width`."""
+    if value.dtype != np.int64 and value.ndim == 2:
+        return value  # an output per row, not per token
+    padding = [(0, 0)] * value.ndim
+    padding[1] = (0, width - value.shape[1])
+    return np.pad(value, padding, constant_values=filler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityResult:
+    """What the comparison found.
+
+    Attributes:
+        texts: Number of different texts.
+        rows: Number of rows compared, over all layouts.
+        layouts: Number of batches of each kind.
+        longest: Tokens of the longest row.
+        comparison: The worst figures.
+    """
+
+    texts: int
+    rows: int
+    layouts: dict[str, int]
+    longest: int
+    comparison: Comparison
+
+    def to_dict(self) -> dict[str, object]:
+        """For the evidence. Figures are rounded to two digits: beyond that they are noise of the machine."""
+        return {
+            "reference": "the source model on each text alone, unpadded",
+            "texts": self.texts,
+            "rows": self.rows,
+            "batches": dict(sorted(self.layouts.items())),
+            "longest_row_tokens": self.longest,
+            "max_abs_diff": _rounded(self.comparison.max_abs_diff),
+            "scaled_diff": _rounded(self.comparison.scaled_diff),
+            "min_cosine": round(self.comparison.min_cosine, 6),
+        }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.1e}")
+
+
+def build_reference(
+    source: SourceModel,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    pad_ids: dict[str, int],
+    on_row: Callable[[int, int], None] | None = None,
+) -> Reference:
+    """Ask the source model for each text alone.
+
+    Args:
+        source: The source model.
+        texts: The texts.
+        pairs: The second texts, for tasks that take two.
+        pad_ids: What fills each input up.
+        on_row: Called with (rows done, all rows), for progress.
+    """
+    inputs = source.tokenize(texts, pairs)
+    outputs = []
+    for index, row in enumerate(inputs):
+        outputs.append(source.run(row))
+        if on_row is not None:
+            on_row(index + 1, len(inputs))
+    return Reference(
+        texts=tuple(texts),
+        pairs=None if pairs is None else tuple(pairs),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        pad_ids=pad_ids,
+    )
+
+
+def check_parity(
+    reference: Reference,
+    run: Callable[[IntTensors], FloatTensors],
+    *,
+    max_length: int,
+    thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> ParityResult:
+    """Run the graph over every layout and compare with the reference.
+
+    Args:
+        reference: The source model's answers.
+        run: Runs the graph.
+        max_length: The widest batch.
+        thresholds: What must be reached.
+        on_batch: Called with (batches done, all batches), for progress.
+
+    Raises:
+        ParityError: A threshold is not kept; the message names the worst text, output and batch.
+    """
+    layouts = plan_layouts(reference.lengths, max_length=max_length)
+    found: list[Comparison] = []
+    for index, layout in enumerate(layouts):
+        inputs, expected = reference.batch(layout.rows, layout.width)
+        found.append(compare_outputs(expected, run(inputs), inputs[MASK_INPUT]))
+        if on_batch is not None:
+            on_batch(index + 1, len(layouts))
+    worst = Comparison.worst(found)
+    verdict = judge(worst.metrics(), thresholds)
+    if not verdict.passed:
+        leader = next(index for index, item in enumerate(found) if _same(item.scaled_diff, worst.scaled_diff))
+        raise _parity_error(reference, layouts[leader], found[leader], verdict.failures)
+    return ParityResult(
+        texts=len(reference.texts),
+        rows=sum(len(layout.rows) for layout in layouts),
+        layouts=dict(Counter(layout.name for layout in layouts)),
+        longest=max(reference.lengths),
+        comparison=worst,
+    )
+
+
+def _same(first: float, second: float) -> bool:
+    return first == second or (np.isnan(first) and np.isnan(second))
+
+
+def _parity_error(reference: Reference, layout: Layout, worst: Comparison, failures: tuple[str, ...]) -> ParityError:
+    row = layout.rows[worst.worst_row]
+    return ParityError(
+        "the exported graph does not give the source model's answers",
+        where=f"output {worst.worst_output}, {layout.name}, row {worst.worst_row} of {len(layout.rows)}",
+        expected="; ".join(str(failure) for failure in failures),
+        found=f"max_abs_diff {worst.max_abs_diff:g}, min_cosine {worst.min_cosine:g}",
+        details=(
+            f"worst input: {_shorten(reference.texts[row])}",
+            f"its length: {reference.lengths[row]} tokens, filled up to {layout.width}",
+            *(() if reference.pairs is None else (f"with the pair: {_shorten(reference.pairs[row])}",)),
+        ),
+        hint="nothing was written; the export is wrong for this batch size, length or padding",
+    )
+
+
+def _shorten(text: str, limit: int = 160) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= limit else f"{shown[:limit]}... ({len(text)} characters)"

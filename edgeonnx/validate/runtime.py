@@ -1,0 +1,55 @@
+"""ONNX Runtime on the build host: open a graph whose tensors lie in a folder, and run it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgeonnx.errors import RuntimeUnavailableError, ValidationError
+from edgeonnx.spec.manifest import EXTERNAL_FOLDER_OPTION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edgeonnx.validate.ports import FloatTensors, IntTensors
+
+FATAL = 4
+"""ONNX Runtime's log level at which it prints nothing for what it also raises."""
+
+
+def open_graph(model: Path, tensors: Path | None) -> Callable[[IntTensors], FloatTensors]:
+    """Open a graph on the CPU, the provider that every machine has.
+
+    Args:
+        model: The graph.
+        tensors: The folder with its external tensors, or None.
+
+    Returns:
+        A function that runs the graph: inputs by name to outputs by name.
+
+    Raises:
+        ValidationError: ONNX Runtime does not load it.
+        RuntimeUnavailableError: onnxruntime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            "onnxruntime cannot be imported", found=str(error), hint="pip install 'edgeonnx[host]'"
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL
+    if tensors is not None:
+        options.add_session_config_entry(EXTERNAL_FOLDER_OPTION, str(tensors))
+    try:
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ValidationError(
+            "ONNX Runtime does not load the graph", where=str(model), found=str(error).splitlines()[0][:400]
+        ) from error
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: IntTensors) -> FloatTensors:
+        return dict(zip(names, session.run(names, inputs), strict=True))
+
+    return run

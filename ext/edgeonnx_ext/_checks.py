@@ -1,0 +1,173 @@
+"""The checks of arguments that the compiled kernels and their plain twins share, so that both raise the same errors."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike
+
+
+def text_tuple(texts: Sequence[str], name: str = "texts") -> tuple[str, ...]:
+    """Return `texts` as a tuple.
+
+    Raises:
+        TypeError: `texts` is one str, or one of its items is not a str.
+    """
+    if isinstance(texts, str | bytes):
+        raise TypeError(f"{name}: expected a sequence of texts, found one {type(texts).__name__}. Pass [text].")
+    items = tuple(texts)
+    for row, item in enumerate(items):
+        if not isinstance(item, str):
+            raise TypeError(f"{name}[{row}]: expected a str, found {type(item).__name__}")
+    return items
+
+
+def pair_tuple(texts: tuple[str, ...], pairs: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return `pairs` as a tuple of as many texts as `texts`, or None.
+
+    Raises:
+        TypeError: As text_tuple.
+        ValueError: Another number of texts.
+    """
+    if pairs is None:
+        return None
+    items = text_tuple(pairs, "pairs")
+    if len(items) != len(texts):
+        raise ValueError(f"pairs: expected one for each of the {len(texts)} texts, found {len(items)}")
+    return items
+
+
+def length_limit(max_length: int, specials: int) -> int:
+    """Return `max_length` as an int.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It leaves no room for the special tokens, or is not an int32.
+    """
+    limit = operator.index(max_length)
+    if not specials <= limit < 2**31:
+        raise ValueError(f"max_length: expected at least the {specials} special tokens and less than 2**31, found {limit}")
+    return limit
+
+
+def token_id(value: int, name: str) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is not in [0, 2**31).
+    """
+    number = operator.index(value)
+    if not 0 <= number < 2**31:
+        raise ValueError(f"{name}: expected an integer in [0, 2**31), found {number}")
+    return number
+
+
+def raise_surrogate(name: str, row: int, position: int, code: int) -> NoReturn:
+    """Raise the ValueError for a lone surrogate, which is no Unicode text and has no token.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(
+        f"{name}[{row}]: expected Unicode text, found the lone surrogate U+{code:04X} at character {position}. "
+        "Decode the bytes with errors='replace', or repair the text."
+    )
+
+
+def refuse_surrogates(texts: tuple[str, ...], name: str) -> None:
+    """Raise ValueError, naming row and character position, if a text holds a lone surrogate."""
+    for row, text in enumerate(texts):
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise_surrogate(name, row, error.start, ord(text[error.start]))
+
+
+def array(name: str, value: Any, dtype: DTypeLike, ndim: int, *, writable: bool = False) -> None:
+    """Check a caller-owned buffer: NumPy array, exact dtype, C-contiguous, native, and writable if asked.
+
+    Raises:
+        TypeError: Not an ndarray, or another dtype.
+        ValueError: Another number of dimensions, not C-contiguous, misaligned, or read-only.
+    """
+    expected = np.dtype(dtype)
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: expected a numpy.ndarray of {expected}, found {type(value).__name__}")
+    if value.dtype != expected:
+        raise TypeError(f"{name}: expected dtype {expected}, found {value.dtype}")
+    if value.ndim != ndim:
+        raise ValueError(f"{name}: expected {ndim} dimensions, found shape {value.shape}")
+    if not value.flags.c_contiguous or not value.flags.aligned:
+        raise ValueError(f"{name}: expected a C-contiguous, aligned array, found strides {value.strides}. Pass a copy.")
+    if writable and not value.flags.writeable:
+        raise ValueError(f"{name}: expected a writable array, found a read-only one")
+
+
+def id_buffers(rows: int, width: int, **buffers: Any) -> None:
+    """Check the buffers that `Tokenized.write_into` fills: int64, (rows, at least width), and apart from each other.
+
+    Raises:
+        TypeError: As array.
+        ValueError: As array; or too small, of different widths, or overlapping.
+    """
+    for name, buffer in buffers.items():
+        array(name, buffer, np.int64, 2, writable=True)
+        if buffer.shape[0] != rows or buffer.shape[1] < width:
+            raise ValueError(f"{name}: expected shape ({rows}, {width} or more), found {buffer.shape}")
+    shapes = {name: buffer.shape for name, buffer in buffers.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"expected buffers of one shape, found {shapes}")
+    apart(**buffers)
+
+
+def apart(**buffers: Any) -> None:
+    """Raise ValueError if two of the C-contiguous `buffers` share memory."""
+    names = list(buffers)
+    for index, name in enumerate(names):
+        for other in names[index + 1 :]:
+            if np.may_share_memory(buffers[name], buffers[other]):
+                raise ValueError(f"{name} and {other}: expected buffers apart, found that they share memory")
+
+
+def mean_buffers(hidden: Any, mask: Any, out: Any) -> None:
+    """Check the arguments of `masked_mean_into`.
+
+    Raises:
+        TypeError: As array.
+        ValueError: As array; or shapes that do not fit together, overlapping buffers, or a mask of other values.
+    """
+    array("hidden", hidden, np.float32, 3)
+    array("mask", mask, np.int64, 2)
+    array("out", out, np.float32, 2, writable=True)
+    rows, tokens, dim = hidden.shape
+    if mask.shape != (rows, tokens):
+        raise ValueError(f"mask: expected shape {(rows, tokens)} for hidden of {hidden.shape}, found {mask.shape}")
+    if out.shape != (rows, dim):
+        raise ValueError(f"out: expected shape {(rows, dim)} for hidden of {hidden.shape}, found {out.shape}")
+    apart(out=out, hidden=hidden)
+    apart(out=out, mask=mask)
+    if mask.size and not 0 <= int(mask.min()) <= int(mask.max()) <= 1:
+        raise ValueError(f"mask: expected 0 and 1 only, found values from {mask.min()} to {mask.max()}")
+
+
+def normalize_buffers(x: Any, out: Any) -> None:
+    """Check the arguments of `l2_normalize_into`; `out` may be `x` itself.
+
+    Raises:
+        TypeError: As array.
+        ValueError: As array; or another shape, or a partial overlap.
+    """
+    array("x", x, np.float32, 2)
+    array("out", out, np.float32, 2, writable=True)
+    if out.shape != x.shape:
+        raise ValueError(f"out: expected the shape of x {x.shape}, found {out.shape}")
+    if out.__array_interface__["data"][0] != x.__array_interface__["data"][0]:
+        apart(out=out, x=x)

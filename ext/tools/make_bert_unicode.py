@@ -1,0 +1,223 @@
+"""Ask the installed `tokenizers` what BERT does with each code point, and write `edgeonnx_ext/bert_unicode.bin`.
+
+    python ext/tools/make_bert_unicode.py            writes the table
+    python ext/tools/make_bert_unicode.py --check    compares the shipped table with the installed library
+
+Run it after an upgrade of `tokenizers` that made `tests/unit/ext/test_unicode.py` fail, and read the difference: each
+changed code point is a text whose ids changed. `edgeonnx_ext._unicode` documents the file and reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import unicodedata
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tokenizers
+from tokenizers.normalizers import NFD, BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from edgeonnx_ext import _unicode as table_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TABLE_PATH = Path(__file__).resolve().parents[1] / "edgeonnx_ext" / "bert_unicode.bin"
+BLOCK_SHIFT = 7
+CHUNK = 2048
+# Between two probed characters: a starter that no step changes, so that neighbours cannot influence each other.
+SEPARATOR = "|"
+LOWEST_MARK, HIGHEST_MARK = "\u0334", "\u0345"  # combining classes 1 and 240
+SURROGATES = range(0xD800, 0xE000)
+
+
+def characters() -> list[str]:
+    """Return every character that a text can hold: all code points but the surrogates."""
+    return [chr(cp) for cp in range(table_format.CODE_POINTS) if cp not in SURROGATES]
+
+
+def chunks(items: list[str]) -> Iterator[list[str]]:
+    """Yield `items` in runs of CHUNK."""
+    for start in range(0, len(items), CHUNK):
+        yield items[start : start + CHUNK]
+
+
+def normalizer(*, clean: bool = False, cjk: bool = False, strip: bool = False, lower: bool = False) -> BertNormalizer:
+    """Return a BertNormalizer that does only the named steps."""
+    return BertNormalizer(clean_text=clean, handle_chinese_chars=cjk, strip_accents=strip, lowercase=lower)
+
+
+def apply_each(normalize: Callable[[str], str], chars: list[str]) -> dict[str, str]:
+    """Return `normalize` of each character alone, asked in bulk because a call per character is slow."""
+    results: dict[str, str] = {}
+    for chunk in chunks(chars):
+        parts = normalize(SEPARATOR.join(chunk)).split(SEPARATOR)
+        if len(parts) != len(chunk):  # the chunk holds the separator itself, or something that maps to it
+            parts = [normalize(char) for char in chunk]
+        results.update(zip(chunk, parts, strict=True))
+    return results
+
+
+def split_flags(chars: list[str]) -> dict[str, int]:
+    """Return SPLIT, PUNCTUATION or 0 for each character, from where BertPreTokenizer cuts "xaxax...".
+
+    Each probed character stands at an even position, between letters. One that no piece covers was removed
+    (whitespace); one that is a piece alone was isolated (punctuation).
+    """
+    pre_tokenizer = BertPreTokenizer()
+    flags: dict[str, int] = {}
+    for chunk in chunks(chars):
+        spans = [span for _, span in pre_tokenizer.pre_tokenize_str("a" + "a".join(chunk) + "a")]
+        covered = {position for start, end in spans for position in range(start, end)}
+        alone = {start for start, end in spans if end - start == 1}
+        for index, char in enumerate(chunk):
+            position = 2 * index + 1
+            isolated = table_format.PUNCTUATION if position in alone else 0
+            flags[char] = isolated if position in covered else table_format.SPLIT
+    return flags
+
+
+def combining_classes(decomposed: dict[str, str]) -> dict[str, int]:
+    """Return the canonical combining class of each character that has one, from how NFD orders it among known marks.
+
+    Python's `unicodedata` only names one mark for each class; the class of every character is then that of the mark
+    with which it never changes places.
+    """
+    nfd = NFD().normalize_str
+
+    def moves(char: str) -> bool:
+        """A nonstarter changes places with the lowest class before it, or with the highest behind it."""
+        return nfd(char + LOWEST_MARK) != char + LOWEST_MARK or nfd(HIGHEST_MARK + char) != HIGHEST_MARK + char
+
+    nonstarters = [char for char, own in decomposed.items() if own == char and moves(char)]
+    # Reversed: of each class the lowest code point stays.
+    marks = {unicodedata.combining(char): char for char in reversed(nonstarters) if unicodedata.combining(char)}
+    classes: dict[str, int] = {}
+    for char in nonstarters:
+        same = [ccc for ccc, mark in marks.items() if nfd(char + mark + char) == char + mark + char]
+        if len(same) != 1:
+            raise RuntimeError(f"U+{ord(char):04X}: expected one combining class, found {same}")
+        classes[char] = same[0]
+    return classes
+
+
+def probe() -> list[table_format.CharFacts]:
+    """Return the facts of every code point, in order; surrogates get those of an unassigned letter."""
+    chars = characters()
+    cleaned = apply_each(normalizer(clean=True).normalize_str, chars)
+    spaced = apply_each(normalizer(cjk=True).normalize_str, chars)
+    stripped = apply_each(normalizer(strip=True).normalize_str, chars)
+    lowered = apply_each(normalizer(lower=True).normalize_str, chars)
+    decomposed = apply_each(NFD().normalize_str, chars)
+    flags = split_flags(chars)
+    classes = combining_classes(decomposed)
+    for char in chars:
+        flags[char] |= _clean_flags(char, cleaned[char])
+        flags[char] |= table_format.CJK if spaced[char] == f" {char} " else 0
+        flags[char] |= table_format.NONSPACING if decomposed[char] == char and not stripped[char] else 0
+        if ord(char) in table_format.HANGUL_SYLLABLES:
+            _expect(decomposed[char] == table_format.hangul_jamo(ord(char)), char, "decomposes as Hangul does")
+            flags[char] |= table_format.HANGUL
+        kept = "".join(part for part in decomposed[char] if stripped[part] or decomposed[part] != part)
+        _expect(stripped[char] == kept, char, "loses exactly its nonspacing marks")
+    facts = {
+        char: table_format.CharFacts(
+            flags=flags[char], combining=classes.get(char, 0), nfd=decomposed[char], lower=lowered[char]
+        )
+        for char in chars
+    }
+    missing = {cp: table_format.CharFacts(flags=0, combining=0, nfd=chr(cp), lower=chr(cp)) for cp in SURROGATES}
+    return [facts.get(chr(cp)) or missing[cp] for cp in range(table_format.CODE_POINTS)]
+
+
+def _clean_flags(char: str, cleaned: str) -> int:
+    if cleaned == "":
+        return table_format.CLEAN_DROP
+    if cleaned == char:
+        return 0
+    _expect(cleaned == " ", char, "is kept, removed or made a space by clean_text")
+    return table_format.CLEAN_SPACE
+
+
+def _expect(condition: bool, char: str, what: str) -> None:
+    if not condition:
+        raise RuntimeError(f"U+{ord(char):04X}: expected that it {what}; the table's format cannot tell what it does")
+
+
+def encode_table(facts: list[table_format.CharFacts]) -> bytes:
+    """Return the file's bytes for `facts` (one entry for each code point)."""
+    pool: list[int] = []
+    places: dict[str, int] = {}
+    records: dict[tuple[int, ...], int] = {(0, 0, 0, 0, 0, 0): 0}
+
+    def place(code_point: int, text: str) -> tuple[int, int]:
+        if text == chr(code_point):
+            return 0, 0
+        if text not in places:
+            places[text] = len(pool)
+            pool.extend(map(ord, text))
+        return len(text), places[text]
+
+    indices = np.empty(table_format.CODE_POINTS, dtype=np.uint16)
+    for code_point, fact in enumerate(facts):
+        by_rule = bool(fact.flags & table_format.HANGUL)
+        nfd_length, nfd_start = (0, 0) if by_rule else place(code_point, fact.nfd)
+        lower_length, lower_start = place(code_point, fact.lower)
+        record = (fact.flags, fact.combining, nfd_length, lower_length, nfd_start, lower_start)
+        indices[code_point] = records.setdefault(record, len(records))
+    blocks, stage1 = np.unique(indices.reshape(-1, 1 << BLOCK_SHIFT), axis=0, return_inverse=True)
+    payload = b"".join(
+        (
+            stage1.astype("<u2").tobytes(),
+            blocks.astype("<u2").tobytes(),
+            np.array(list(records), dtype=table_format.RECORD_DTYPE).tobytes(),
+            np.array(pool, dtype="<u4").tobytes(),
+        )
+    )
+    header = table_format.HEADER.pack(
+        table_format.MAGIC,
+        table_format.FORMAT,
+        BLOCK_SHIFT,
+        len(blocks),
+        len(records),
+        len(pool),
+        zlib.crc32(payload),
+        tokenizers.__version__.encode("ascii"),
+    )
+    return header + payload
+
+
+def differences(shipped: bytes, fresh: bytes) -> list[str]:
+    """Return a line for each code point whose facts differ between two tables; the probed version may differ."""
+    if shipped[table_format.HEADER.size :] == fresh[table_format.HEADER.size :]:
+        return []
+    old, new = table_format.decode_table(shipped), table_format.decode_table(fresh)
+    return [
+        f"U+{cp:04X}: the table has {old.facts(cp)}, tokenizers {tokenizers.__version__} has {new.facts(cp)}"
+        for cp in range(table_format.CODE_POINTS)
+        if old.facts(cp) != new.facts(cp)
+    ]
+
+
+def main() -> int:
+    """Write the table, or compare it (`--check`); return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if a code point differs")
+    arguments = parser.parse_args()
+    fresh = encode_table(probe())
+    if not arguments.check:
+        TABLE_PATH.write_bytes(fresh)
+        sys.stdout.write(f"wrote {TABLE_PATH} ({len(fresh)} bytes) from tokenizers {tokenizers.__version__}\n")
+        return 0
+    found = differences(TABLE_PATH.read_bytes(), fresh)
+    sys.stdout.write("\n".join([*found[:50], f"{len(found)} code points differ"]) + "\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
