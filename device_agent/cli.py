@@ -37,22 +37,27 @@ EXIT_CODES: dict[type[EdgeOnnxError], int] = {
     BundleError: 5,
     GoldenSetError: 6,
     SelectionError: 6,
-    RuntimeUnavailableError: 6,
+    RuntimeUnavailableError: 7,
 }
-"""0 stopped in order; 1 unexpected; 2 wrong command, or the port is taken; 5 no bundle, or a damaged one; 6 the bundle
-cannot be served on this machine (golden set not reproduced, no variant fits, the runtime does not load it)."""
+"""The codes of `edgeonnx`, as far as they can occur here."""
 
-EPILOG = (
-    "Exit codes: 0 stopped in order, 1 unexpected error, 2 wrong usage or port taken, 5 not a bundle or damaged, "
-    "6 cannot be served on this machine (golden set not reproduced, no variant fits, runtime does not load it)."
-)
+EPILOG = """\b
+Exit codes:
+  0  stopped in order (SIGTERM, Ctrl-C)
+  1  an unexpected failure (a bug: please report it)
+  2  wrong usage, or the address cannot be listened on
+  5  the bundle is damaged, or is not a bundle
+  6  the bundle does not give its golden answers on this machine, or no variant fits it
+  7  a library is missing, or ONNX Runtime does not load the model"""
 
 app = typer.Typer(
     name="edgeonnx-agent",
     help="Serve an edgeonnx bundle on this device.",
     epilog=EPILOG,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -79,7 +84,7 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def agent(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Serve an edgeonnx bundle on this device."""
@@ -119,9 +124,11 @@ def _serve(bundle: Path, config: AgentConfig) -> bool:
     loading: Future[LoadedModel] = Future()
     loader = threading.Thread(target=_load, args=(bundle, config, loading), name="loader", daemon=True)
     loader.start()
-    from device_agent.api.server import bind, url_of
-    from device_agent.api.server import serve as serve_app
-
+    try:
+        from device_agent.api.server import bind, url_of
+        from device_agent.api.server import serve as serve_app
+    except ModuleNotFoundError as error:
+        raise _missing(error) from None
     listener = bind(config.host, config.port)
 
     def on_ready(loaded: LoadedModel) -> None:
@@ -141,8 +148,16 @@ def _load(bundle: Path, config: AgentConfig, loading: Future[LoadedModel]) -> No
         from device_agent.models import load_model
 
         loading.set_result(load_model(bundle, config))
+    except ModuleNotFoundError as error:
+        loading.set_exception(_missing(error))
     except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
         loading.set_exception(error)
+
+
+def _missing(error: ModuleNotFoundError) -> RuntimeUnavailableError:
+    return RuntimeUnavailableError(
+        f"the library {error.name} is missing", hint="install the agent's libraries: pip install 'edgeonnx[agent]'"
+    )
 
 
 def _start_logging(level: LogLevel) -> None:
@@ -154,8 +169,7 @@ def _start_logging(level: LogLevel) -> None:
     # uvicorn tells the story of its own start and stop; ours is told by the agent.
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for name in ("asyncio",):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
 def process_age() -> float:
@@ -180,7 +194,7 @@ def _leave(code: int, *, at_once: bool) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    app(prog_name="edgeonnx-agent")
 
 
 if __name__ == "__main__":

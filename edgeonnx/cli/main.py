@@ -134,7 +134,7 @@ def verify(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Check every byte of a bundle, its schema, and its golden answers on this machine."""
+    """Check a bundle: every byte, its schema, and its golden answers on this machine."""
     from edgeonnx.cli import show
     from edgeonnx.cli.output import Stages, print_json
     from edgeonnx.pipeline.verify import verify as run_verify

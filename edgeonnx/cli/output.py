@@ -26,12 +26,12 @@ NAME_WIDTH = 10
 
 def stdout() -> Console:
     """The console for results. Piped output is not wrapped: one line stays one line for grep."""
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False)
 
 
 def stderr() -> Console:
     """The console for progress and errors."""
-    return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
+    return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False, markup=False)
 
 
 def print_json(value: object) -> None:

