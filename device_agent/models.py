@@ -231,7 +231,7 @@ def prove(bundle: Bundle, variant: Variant, model: TextModel) -> None:
         golden.check_tokens({name: getattr(batch, name) for name in TEXT_INPUTS}, where=where)
         golden.check_replay(golden.replay(lambda inputs: model.run(inputs, None)), variant.golden, where=where)
     except (ServingError, ValidationError) as error:
-        raise GoldenSetError("the golden set cannot be replayed on this machine", where=where, found=str(error)) from None
+        raise GoldenSetError("the golden set cannot be replayed here", where=where, found=str(error)) from None
 
 
 class LiveModel:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import orjson
 
 from edgeonnx.errors import InvalidRequestError, RequestTooLargeError
@@ -15,6 +14,7 @@ from edgeonnx.errors import InvalidRequestError, RequestTooLargeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
     from starlette.requests import Request
 

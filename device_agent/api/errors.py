@@ -78,7 +78,9 @@ def error_body(path: str, message: str, kind: Kind, param: str | None = None) ->
     return orjson.dumps({"error": error})
 
 
-def answer(path: str, message: str, kind: Kind, param: str | None = None, headers: Mapping[str, str] | None = None) -> Response:  # noqa: E501
+def answer(
+    path: str, message: str, kind: Kind, param: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
     """An error as a response."""
     body = error_body(path, message, kind, param)
     return Response(body, status_code=kind.status, media_type="application/json", headers=headers)
@@ -100,8 +102,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return await on_error(request, error)
     path = request.url.path
-    message = HTTPStatus(error.status_code).phrase if error.status_code in iter(HTTPStatus) else "error"
-    code = None
+    message, code = str(error.detail), None
     if error.status_code == HTTPStatus.NOT_FOUND:
         message, code = f"no such route: {request.method} {path[:200]}", "unknown_url"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

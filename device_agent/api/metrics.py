@@ -119,7 +119,7 @@ class Metrics:
         self._in_flight.set(live.in_flight)
         loaded = live.loaded
         if loaded is None:
-            return generate_latest(self._registry)
+            return bytes(generate_latest(self._registry))
         manifest = loaded.manifest
         self._info.labels(
             manifest.name,
@@ -131,7 +131,7 @@ class Metrics:
         ).set(1)
         for step, seconds in loaded.seconds.items():
             self._load.labels(step).set(seconds)
-        return self.triton.render(manifest.name, manifest.version).encode() + generate_latest(self._registry)
+        return self.triton.render(manifest.name, manifest.version).encode() + bytes(generate_latest(self._registry))
 
 
 def _microseconds(seconds: float) -> int:

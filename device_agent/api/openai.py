@@ -124,7 +124,10 @@ def _input(value: object, loaded: LoadedModel, config: AgentConfig) -> tuple[lis
         numbers = sum(len(row) for row in value if isinstance(row, list))
         if numbers > config.max_json_numbers:
             raise RequestTooLargeError(
-                "has too many tokens", where="input", expected=f"at most {config.max_json_numbers:,}", found=str(numbers)
+                "has too many tokens",
+                where="input",
+                expected=f"at most {config.max_json_numbers:,}",
+                found=str(numbers),
             )
         rows = [_tokens(of_type(row, list, f"input[{i}]"), f"input[{i}]", loaded) for i, row in enumerate(value)]
         return None, rows

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -101,9 +101,9 @@ async def serve(
     live = LiveModel()
     server = _Server(_uvicorn_config(create_app(live, config), config))
     stop, hurry = _signal_events()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.create_task(stop.wait())
-    loaded = asyncio.wrap_future(loading)
+    serving: asyncio.Future[Any] = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping: asyncio.Future[Any] = asyncio.create_task(stop.wait())
+    loaded: asyncio.Future[Any] = asyncio.wrap_future(loading)
     try:
         await asyncio.wait({loaded, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loaded.done():

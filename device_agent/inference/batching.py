@@ -17,12 +17,15 @@ def split_by_tokens(lengths: NDArray[np.int64], budget: int) -> list[NDArray[np.
     group of its own.
 
     Args:
-        lengths: int64 (rows,), tokens of each row.
+        lengths: int64 (rows,), tokens of each row; at least one row.
         budget: Tokens in one group.
 
     Returns:
-        The groups, each an array of row numbers; every row is in exactly one. Rows of one length keep their order.
+        The groups, each an array of row numbers; every row is in exactly one. Rows of one length keep their order, and
+        if all rows fit into one group, so do they.
     """
+    if int(lengths.max()) * len(lengths) <= budget:  # the common case: nothing to split, nothing to sort
+        return [np.arange(len(lengths))]
     order = np.argsort(lengths, kind="stable")
     groups = []
     start = 0

@@ -7,6 +7,7 @@ go back in the order in which they came.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -138,7 +139,7 @@ def vocabulary_size(tokenizer_json: bytes) -> int:
     vocabulary = document["model"].get("vocab", {})
     ids = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
     added = (token["id"] for token in document.get("added_tokens") or ())
-    return max((max(ids, default=-1), *added)) + 1
+    return int(max((max(ids, default=-1), *added))) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,12 +219,12 @@ class TextModel:
     ) -> list[tuple[NDArray[np.intp], dict[str, Array]]]:
         """Run the rows in groups bounded by tokens; gives each group with its outputs and counts into `answer`."""
         groups = split_by_tokens(lengths, self.config.batch_tokens)
-        if len(groups) == 1:  # nothing to sort out: the tensors go as they are
-            groups = [np.arange(len(lengths))]
         parts = []
         for group in groups:
-            width = int(lengths[group].max())
-            inputs = tensors if len(groups) == 1 else {name: value[group, :width] for name, value in tensors.items()}
+            inputs = tensors
+            if len(groups) > 1:
+                width = int(lengths[group].max())
+                inputs = {name: value[group, :width] for name, value in tensors.items()}
             started = time.perf_counter()
             values = self.run(inputs, outputs)
             answer.infer_seconds += time.perf_counter() - started
@@ -246,7 +247,7 @@ class TextModel:
 
 def numbers_per_row(spec: TensorSpec, tokens: int) -> int:
     """Numbers that one row of an output holds when it is `tokens` long; the first dimension is the batch."""
-    return int(np.prod([size if isinstance(size, int) else tokens for size in spec.shape[1:]], dtype=np.int64))
+    return math.prod(size if isinstance(size, int) else tokens for size in spec.shape[1:])
 
 
 def _chunks(texts: Sequence[str], pairs: Sequence[str] | None, size: int) -> list[NDArray[np.intp]]:

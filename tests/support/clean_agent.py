@@ -1,0 +1,67 @@
+"""Proves the agent in an environment that has only the wheel's [agent] extra. Run by `make check-agent`.
+
+It must not be imported from the source tree: it runs with `python -I` from another folder, so that `edgeonnx`,
+`device_agent` and `edgeonnx_ext` are the installed ones.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+FORBIDDEN = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "sentence_transformers")
+
+
+def check_environment() -> None:
+    """No library of the build host is importable, and our packages are the installed ones, compiled."""
+    present = [name for name in FORBIDDEN if importlib.util.find_spec(name) is not None]
+    assert not present, f"importable, but must not be: {present}"
+    import edgeonnx_ext
+
+    import device_agent
+    import edgeonnx
+
+    for package in (edgeonnx, device_agent, edgeonnx_ext):
+        assert "site-packages" in str(package.__file__), f"{package.__name__} comes from {package.__file__}"
+    assert edgeonnx_ext.HAS_NATIVE, "the wheel has no compiled kernels"
+
+
+def check_serving(bundle: Path) -> None:
+    """The agent serves the bundle, and gives the golden answer of a golden text."""
+    from edgeonnx.bundle import open_bundle
+
+    golden = open_bundle(bundle).golden()
+    program = Path(sys.executable).with_name("edgeonnx-agent")
+    agent = subprocess.Popen([program, "serve", "--bundle", bundle, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert agent.stdout is not None
+        line = next(line for line in agent.stdout if "ready" in line)
+        found = re.search(r"http://[\d.]+:\d+", line)
+        assert found, line
+        body = json.dumps({"model": "minilm", "input": list(golden.texts)}).encode()
+        request = urllib.request.Request(f"{found.group()}/v1/embeddings", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            data = json.load(answer)["data"]
+        expected = golden.outputs["sentence_embedding"]
+        worst = max(
+            abs(have - float(want))
+            for item, row in zip(data, expected, strict=True)
+            for have, want in zip(item["embedding"], row, strict=True)
+        )
+        assert worst < 1e-3, f"answers differ from the golden set by {worst}"
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        code = agent.wait(timeout=30)
+    assert code == 0, f"exit code {code} after SIGTERM"
+    print(f"the agent served {len(golden.texts)} golden texts within {worst:.1e}, without {', '.join(FORBIDDEN)}")
+
+
+if __name__ == "__main__":
+    check_environment()
+    check_serving(Path(sys.argv[1]))
