@@ -116,7 +116,11 @@ def serve(
 def _serve(bundle: Path, config: AgentConfig) -> bool:
     """Bind, begin to load, and serve; see `device_agent.api.server.serve`."""
     import asyncio
+    import signal
 
+    # Until the server takes the signals over, nothing is served that would have to be finished.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
     # The model loads in a thread while the web stack is imported here: each takes some tenths of a second, mostly
     # outside the interpreter lock.
     from concurrent.futures import Future

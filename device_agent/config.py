@@ -33,7 +33,7 @@ class AgentConfig:
         max_answer_numbers: Numbers in one answer (rows x tokens x dimension for outputs per token). It bounds the
             memory of the answer: 4 bytes each as an array, about 12 as JSON.
         batch_tokens: Longest row x rows of one call of the runtime; a larger request is cut into several. A small
-            batch stays in the CPU's cache: 512 was the fastest for MiniLM (FACTS.md).
+            batch stays in the CPU's cache: 512 was the fastest for MiniLM.
         encode_rows: Texts that are tokenized at a time, so that the token ids of a large request never lie in memory
             all at once.
         drain_seconds: How long the agent waits for requests in flight after SIGTERM or SIGINT.

@@ -13,9 +13,10 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
-from device_agent.inference.processing import TEXT_INPUTS, TextModel, TextPath
+from device_agent.inference.processing import ATTENTION_MASK, TEXT_INPUTS, TextModel, TextPath
 from device_agent.inference.providers import device_profile, without
 from device_agent.inference.runner import Runner
 from device_agent.inference.session import CPU_PROVIDER, Session
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from device_agent.config import AgentConfig
+    from device_agent.inference.processing import Array, Ids
     from edgeonnx.bundle import Bundle
     from edgeonnx.spec.manifest import Manifest, Variant
     from edgeonnx.spec.selection import DeviceProfile
@@ -221,6 +223,9 @@ def _check_signature(bundle: Bundle, variant: Variant, session: Session) -> None
 def prove(bundle: Bundle, variant: Variant, model: TextModel) -> None:
     """Replay the golden set: the texts through the device's text path, the inputs through the runtime.
 
+    The inputs take the way that requests take, batching included, so that what is proven is what will serve: rows of
+    similar length padded together, and then each row alone.
+
     Raises:
         GoldenSetError: The ids differ, a threshold of the variant is not kept, or the runtime fails.
     """
@@ -229,9 +234,13 @@ def prove(bundle: Bundle, variant: Variant, model: TextModel) -> None:
     try:
         batch = model.text.encode(golden.texts, golden.pairs)
         golden.check_tokens({name: getattr(batch, name) for name in TEXT_INPUTS}, where=where)
-        golden.check_replay(golden.replay(lambda inputs: model.run(inputs, None)), variant.golden, where=where)
+        golden.check_replay(golden.replay(partial(_run_as_served, model)), variant.golden, where=where)
     except (ServingError, ValidationError) as error:
         raise GoldenSetError("the golden set cannot be replayed here", where=where, found=str(error)) from None
+
+
+def _run_as_served(model: TextModel, inputs: dict[str, Ids]) -> dict[str, Array]:
+    return model.answer_tensors(inputs, inputs[ATTENTION_MASK].sum(axis=1)).outputs
 
 
 class LiveModel:

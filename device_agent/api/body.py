@@ -87,8 +87,12 @@ def _describe(data: bytes, error: orjson.JSONDecodeError) -> str:
     """What is wrong, in words that name the commonest causes."""
     if not data:
         return "an empty body"
-    if "surrogate" in error.msg or "hex escape" in error.msg:
-        return f"a lone surrogate or broken \\u escape near character {error.pos}: no Unicode text holds one"
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        return f"bytes that are not UTF-8, the first at {fault.start}"
+    if "surrogate" in error.msg:
+        return f"a lone surrogate near character {error.pos}: no Unicode text holds one"
     return f"{error.msg} at character {error.pos}"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -108,6 +109,9 @@ async def serve(
         await asyncio.wait({loaded, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loaded.done():
             _take_over(live, loaded)
+            # What was imported and loaded stays for good: the garbage collector need not walk through it again and
+            # again, which would hold up a request for tens of milliseconds now and then.
+            gc.freeze()
             on_ready(loaded.result())
             await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
         in_order = await _drain(live, hurry, config)

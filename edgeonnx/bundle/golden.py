@@ -7,6 +7,7 @@ source model's numbers, in a padded batch as well as alone?
 from __future__ import annotations
 
 import io
+import tokenize
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 from edgeonnx.errors import GoldenSetError, ManifestError, ValidationError
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.parse import parse_document
+from edgeonnx.spec.paths import check_relative_path
 from edgeonnx.spec.report import judge
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from edgeonnx.spec.parse import Node
     from edgeonnx.spec.report import Threshold
+    from edgeonnx.spec.tensor import ModelSignature
 
     Tensors = Mapping[str, NDArray[np.generic]]
 
@@ -32,6 +35,18 @@ Scalar = TypeVar("Scalar", np.int64, np.float32)
 GOLDEN_FILE = "golden.json"
 GOLDEN_SCHEMA = "1.0"
 MASK_INPUT = "attention_mask"
+
+# What NumPy raises for bytes that are no array file: its header is a Python literal.
+_NPY_ERRORS = (
+    ValueError,
+    TypeError,
+    EOFError,
+    SyntaxError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    tokenize.TokenError,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,25 +110,29 @@ def compare_outputs(expected: Tensors, actual: Tensors, mask: NDArray[np.int64])
 
 def _compare_one(name: str, expected: NDArray[np.generic], outputs: Tensors, mask: NDArray[np.int64]) -> Comparison:
     want = np.asarray(expected, dtype=np.float64)
-    have = np.asarray(outputs[name], dtype=np.float64) if name in outputs else np.empty(0)
+    if name not in outputs:
+        raise ValidationError(
+            "an output is missing", where=f"output {name}", expected=name, found=", ".join(outputs) or "no output"
+        )
+    have = np.asarray(outputs[name], dtype=np.float64)
     if want.ndim == 3 and have.ndim == 3:  # per token: compare the tokens that exist
         have = have[:, : want.shape[1]]
     if want.shape != have.shape:
         raise ValidationError(
-            "an output has another shape", where=name, expected=str(want.shape), found=str(have.shape)
+            "an output has another shape", where=f"output {name}", expected=str(want.shape), found=str(have.shape)
         )
-    diff = np.abs(want - have)
-    scale = np.abs(want)
-    cosine = _cosine(want, have)
     if want.ndim == 3:
-        meant = mask[:, : want.shape[1]] != 0
-        diff, scale, cosine = diff * meant[:, :, None], scale * meant[:, :, None], np.where(meant, cosine, 1.0)
+        meant = (mask[:, : want.shape[1]] != 0)[:, :, None]
+        want, have = np.where(meant, want, 0.0), np.where(meant, have, 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        diff = np.abs(want - have)
+        cosine = _cosine(want, have)
     rows = np.where(np.isnan(diff), np.inf, diff).reshape(len(diff), -1).max(axis=1)
     row = int(rows.argmax())
     largest = float(np.nan) if np.isinf(rows[row]) else float(rows[row])
     return Comparison(
         max_abs_diff=largest,
-        scaled_diff=largest / max(1.0, float(scale.max())),
+        scaled_diff=largest / max(1.0, float(np.abs(want).max())),
         min_cosine=float(cosine.min()),
         worst_output=name,
         worst_row=row,
@@ -121,12 +140,12 @@ def _compare_one(name: str, expected: NDArray[np.generic], outputs: Tensors, mas
 
 
 def _cosine(want: NDArray[np.float64], have: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cosine along the last axis; two zero vectors are equal (1), a zero and another vector are not (0)."""
+    """Cosine along the last axis; two zero vectors are equal (1), a zero and another are not (0), NaN stays NaN."""
     product = (want * have).sum(axis=-1)
     norms = np.sqrt((want * want).sum(axis=-1)) * np.sqrt((have * have).sum(axis=-1))
     equal = (want == have).all(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        result = np.where(norms > 0, product / norms, 0.0)
+        result = np.where(norms == 0, 0.0, product / norms)
     return np.where(equal, 1.0, result)
 
 
@@ -189,12 +208,30 @@ class GoldenSet:
         outputs = _read_side(read, node, "outputs", np.float32, len(texts))
         if not texts or MASK_INPUT not in inputs or not outputs:
             node.fail(f"needs texts, an input {MASK_INPUT} and an output")
-        return cls(
-            texts=texts,
-            pairs=None if pairs.value is None else tuple(item.typed(str) for item in pairs.items()),
-            inputs=inputs,
-            outputs=outputs,
-        )
+        second = None if pairs.value is None else tuple(item.typed(str) for item in pairs.items())
+        if second is not None and len(second) != len(texts):
+            pairs.fail("has another length than texts", expected=f"{len(texts)} texts")
+        _check_tensors(inputs, outputs)
+        return cls(texts=texts, pairs=second, inputs=inputs, outputs=outputs)
+
+    def check_names(self, signature: ModelSignature) -> None:
+        """Check that the golden set has every input and output of the graph that it is for: what it lacks is unproven.
+
+        Raises:
+            ManifestError: It has others.
+        """
+        for side, tensors, specs in (
+            ("inputs", self.inputs.keys(), signature.inputs),
+            ("outputs", self.outputs.keys(), signature.outputs),
+        ):
+            expected = [spec.name for spec in specs]
+            if set(expected) != set(tensors):
+                raise ManifestError(
+                    f"the golden set has other {side} than the component's signature",
+                    where=f"{GOLDEN_FILE}: {side}",
+                    expected=", ".join(expected),
+                    found=", ".join(tensors),
+                )
 
     def replay(self, run: Callable[[dict[str, NDArray[np.int64]]], Tensors], *, alone: bool = True) -> Comparison:
         """Run the golden inputs and compare.
@@ -243,7 +280,14 @@ class GoldenSet:
             GoldenSetError: An id, a mask or a type differs.
         """
         for name, expected in self.inputs.items():
-            found = encoded[name]
+            found = encoded.get(name)
+            if found is None:
+                raise GoldenSetError(
+                    "the text path does not give an input that the graph takes",
+                    where=where,
+                    expected=name,
+                    found=", ".join(encoded),
+                )
             if found.shape != expected.shape:
                 raise GoldenSetError(
                     f"the text path gives {name} of another shape than the source's tokenizer",
@@ -282,16 +326,37 @@ def _read_side(
     read: Callable[[str], bytes], node: Node, side: str, dtype: type[Scalar], rows: int
 ) -> dict[str, NDArray[Scalar]]:
     """The tensors that the list `side` names, each from its own file."""
-    names = [item.typed(str) for item in node.required(side).items()]
-    return {name: _from_npy(read(f"{side}.{name}.npy"), f"{side}.{name}.npy", dtype, rows) for name in names}
+    tensors = {}
+    for item in node.required(side).items():
+        file = check_relative_path(f"{side}.{item.typed(str)}.npy", where=item.where)
+        if "/" in file:
+            item.fail("names a file in another folder")
+        tensors[item.typed(str)] = _from_npy(read(file), file, dtype, rows)
+    return tensors
+
+
+def _check_tensors(inputs: dict[str, NDArray[np.int64]], outputs: dict[str, NDArray[np.float32]]) -> None:
+    """Inputs are one batch with padding on the right, each row with a token; per-token outputs are as wide."""
+    mask = inputs[MASK_INPUT]
+    lengths = mask.sum(axis=1)
+    if mask.ndim != 2 or not np.array_equal(mask, np.arange(mask.shape[1]) < lengths[:, None]) or lengths.min() < 1:
+        raise ManifestError(
+            "is not a mask", where=f"inputs.{MASK_INPUT}.npy", expected="in each row ones, then zeros, at least one 1"
+        )
+    wrong = [f"inputs.{name}.npy" for name, value in inputs.items() if value.shape != mask.shape]
+    wrong += [
+        f"outputs.{name}.npy" for name, value in outputs.items() if value.ndim == 3 and value.shape[1] != mask.shape[1]
+    ]
+    if wrong:
+        raise ManifestError("has another number of tokens than the mask", where=wrong[0], expected=str(mask.shape))
 
 
 def _from_npy(data: bytes, file: str, dtype: type[Scalar], rows: int) -> NDArray[Scalar]:
     try:
         value = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, SyntaxError, MemoryError) as error:
-        raise ManifestError("is not a NumPy array file", where=file, found=str(error)) from None
-    if value.dtype != dtype or value.ndim < 2 or len(value) != rows:
+    except _NPY_ERRORS as error:
+        raise ManifestError("is not a NumPy array file", where=file, found=str(error)[:200]) from None
+    if value.dtype != dtype or value.ndim not in (2, 3) or len(value) != rows or value.size == 0:
         raise ManifestError(
             "holds another array than the golden set needs",
             where=file,

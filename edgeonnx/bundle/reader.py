@@ -91,6 +91,8 @@ def open_bundle(path: Path) -> Bundle:
     """
     root = Path(os.path.realpath(path))
     for name in (MANIFEST_FILE, CONTENTS_FILE):
+        if (root / name).is_symlink():
+            raise _unsafe_entry("a symbolic link", name)
         if not (root / name).is_file():
             raise NotABundleError(
                 "is not a bundle",
@@ -137,22 +139,35 @@ def _walk(root: Path) -> Iterator[tuple[str, int]]:
     pending = [""]
     while pending:
         folder = pending.pop()
-        with os.scandir(root / folder) as entries:
+        for name, status in _list_folder(root / folder):
+            path = f"{folder}/{name}" if folder else name
+            count += 1
+            if count > MAX_FILES:
+                raise IntegrityError("holds too many files", where=str(root), expected=f"at most {MAX_FILES}")
+            if stat.S_ISDIR(status.st_mode):
+                pending.append(path)
+            elif stat.S_ISREG(status.st_mode):
+                yield path, status.st_size
+            else:
+                raise _unsafe_entry("a symbolic link" if stat.S_ISLNK(status.st_mode) else "a special file", path)
+
+
+def _list_folder(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Name and status of each entry; links are not followed."""
+    try:
+        with os.scandir(folder) as entries:
             for entry in entries:
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                mode = entry.stat(follow_symlinks=False).st_mode
-                count += 1
-                if count > MAX_FILES:
-                    raise IntegrityError("holds too many files", where=str(root), expected=f"at most {MAX_FILES}")
-                if stat.S_ISDIR(mode):
-                    pending.append(path)
-                elif stat.S_ISREG(mode):
-                    yield path, entry.stat(follow_symlinks=False).st_size
-                else:
-                    kind = "a symbolic link" if stat.S_ISLNK(mode) else "a special file"
-                    raise UnsafePathError(
-                        f"is {kind}", where=path, expected="regular files only", hint="copy the bundle with its content"
-                    )
+                yield entry.name, entry.stat(follow_symlinks=False)
+    except OSError as error:
+        raise IntegrityError(
+            "a folder of the bundle cannot be read", where=str(folder), found=error.strerror or str(error)
+        ) from None
+
+
+def _unsafe_entry(kind: str, path: str) -> UnsafePathError:
+    return UnsafePathError(
+        f"is {kind}", where=path, expected="regular files only", hint="copy the bundle with its content (cp -rL)"
+    )
 
 
 def _check_references(manifest: Manifest, contents: Contents) -> None:

@@ -6,6 +6,7 @@ that fails or is killed leaves no bundle behind.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle.reader import EVIDENCE_FILE, MANIFEST_FILE
-from edgeonnx.errors import UsageError
+from edgeonnx.errors import BundleError, UsageError
 from edgeonnx.spec.contents import CONTENTS_FILE, Contents, FileEntry, asset_digest, canonical_json
 from edgeonnx.spec.paths import asset_directory, check_relative_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -85,14 +86,28 @@ class BundleWriter:
         if path in self._entries:
             raise ValueError(f"{path} was written already")
         file = self._staging / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("xb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        with self._disk(path):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("xb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
         entry = FileEntry(path=path, size=len(data), sha256=digest)
         self._entries[path] = entry
         return entry
+
+    @contextlib.contextmanager
+    def _disk(self, path: str) -> Iterator[None]:
+        """What the disk refuses (full, read-only, a name too long) is an error of ours that says so."""
+        try:
+            yield
+        except OSError as error:
+            raise BundleError(
+                "the bundle cannot be written",
+                where=str(self._target.parent / path),
+                found=error.strerror or str(error),
+                hint="nothing was kept; make room or choose another --out",
+            ) from error
 
     @property
     def staging(self) -> Path:
@@ -107,22 +122,30 @@ class BundleWriter:
         self.add(EVIDENCE_FILE, canonical_json(evidence.to_dict()))
         contents = Contents.of(self._entries.values())
         self._write(CONTENTS_FILE, contents.to_bytes(), contents.digest)
-        for folder, _, _ in os.walk(self._staging):
-            _sync_folder(Path(folder))
+        with self._disk(""):
+            for folder, _, _ in os.walk(self._staging):
+                _sync_folder(Path(folder))
         return contents
 
     def publish(self) -> None:
         """Give the finished bundle its name. From here on it exists."""
-        self._give_name()
-        _sync_folder(self._target.parent)
+        check_target(self._target, replace=self._replace)
+        with self._disk(self._target.name):
+            self._give_name()
+            _sync_folder(self._target.parent)
 
     def _give_name(self) -> None:
-        if not self._replace or not self._target.exists():
+        if not self._target.exists():
             self._staging.rename(self._target)
             return
         retired = self._staging.with_suffix(".retired")
-        self._target.rename(retired)
-        self._staging.rename(self._target)
+        try:
+            self._target.rename(retired)
+            self._staging.rename(self._target)
+        except BaseException:  # an interrupt, too, must not leave the old bundle without its name
+            if not self._target.exists() and retired.exists():
+                retired.rename(self._target)
+            raise
         shutil.rmtree(retired, ignore_errors=True)
 
 
@@ -130,9 +153,11 @@ def check_target(target: Path, *, replace: bool) -> None:
     """Refuse a target that must not be written: called before a long build, and again by the writer.
 
     Raises:
-        UsageError: The target exists and `replace` is not set, or it is something else than a bundle.
+        UsageError: The target exists and `replace` is not set, it is something else than a bundle, or its folder cannot
+            be written.
     """
     if not os.path.lexists(target):
+        _check_parent(target)
         return
     if not replace:
         raise UsageError(
@@ -140,10 +165,21 @@ def check_target(target: Path, *, replace: bool) -> None:
             where=str(target),
             hint="bundles are immutable: raise --version, or use --force",
         )
-    if not (target / MANIFEST_FILE).is_file():
+    if target.is_symlink() or not (target / MANIFEST_FILE).is_file():
         raise UsageError(
             "will not be replaced: it is not a bundle", where=str(target), hint="choose another --out or move it away"
         )
+
+
+def _check_parent(target: Path) -> None:
+    """The nearest folder that exists must let us write: said before minutes of work, not after them."""
+    nearest = next(folder for folder in target.absolute().parents if os.path.lexists(folder))
+    if not nearest.is_dir():
+        raise UsageError(
+            "the output folder cannot be made: a file is in its place", where=str(nearest), hint="choose another --out"
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError("the output folder cannot be written", where=str(nearest), hint="choose another --out")
 
 
 def _sync_folder(folder: Path) -> None:

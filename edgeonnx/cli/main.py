@@ -145,13 +145,15 @@ def verify(
 
 
 def _terminated(_signal: int, _frame: object) -> None:
-    """SIGTERM unwinds like Ctrl-C, so that a half-written bundle is removed."""
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that a half-written bundle is removed."""
     raise KeyboardInterrupt
 
 
 def main() -> None:
     """Entry point of the `edgeonnx` command."""
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup, for one, has it ignored
+            signal.signal(number, _terminated)
     app(prog_name="edgeonnx")
 
 

@@ -24,19 +24,38 @@ if TYPE_CHECKING:
 NAME_WIDTH = 10
 
 
+PIPE_WIDTH = 1 << 16
+
+
 def stdout() -> Console:
-    """The console for results. Piped output is not wrapped: one line stays one line for grep."""
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False)
+    """The console for results."""
+    return _console(sys.stdout.isatty(), stderr=False)
 
 
 def stderr() -> Console:
     """The console for progress and errors."""
-    return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False, markup=False)
+    return _console(sys.stderr.isatty(), stderr=True)
+
+
+def _console(terminal: bool, *, stderr: bool) -> Console:
+    """Piped output is not wrapped, in tables neither: one line stays one line for grep."""
+    width = None if terminal else PIPE_WIDTH
+    return Console(stderr=stderr, soft_wrap=not terminal, width=width, highlight=False, markup=False)
+
+
+def plain(text: object) -> str:
+    """Text from a file, fit for a terminal: what is not printable (escape sequences, for one) becomes an escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text))
 
 
 def print_json(value: object) -> None:
     """One JSON document on stdout, readable and stable in its order of keys."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # half a surrogate pair (a file name can have one), or a terminal without UTF-8
+        text = json.dumps(value, indent=2, ensure_ascii=True)
+    sys.stdout.write(text + "\n")
 
 
 def print_error(error: EdgeOnnxError, *, as_json: bool) -> None:
@@ -45,14 +64,14 @@ def print_error(error: EdgeOnnxError, *, as_json: bool) -> None:
         print_json(error.to_dict())
         return
     console = stderr()
-    console.print(Text.assemble(("error", "bold red"), ": ", error.message))
+    console.print(Text.assemble(("error", "bold red"), ": ", plain(error.message)))
     for label, value in (("where", error.where), ("expected", error.expected), ("found", error.found)):
         if value is not None:
-            console.print(Text.assemble((f"  {label}: ", "dim"), value))
+            console.print(Text.assemble((f"  {label}: ", "dim"), plain(value)))
     for line in error.details:
-        console.print(Text.assemble("  - ", line))
+        console.print(Text.assemble("  - ", plain(line)))
     if error.hint is not None:
-        console.print(Text.assemble(("  hint: ", "cyan"), error.hint))
+        console.print(Text.assemble(("  hint: ", "cyan"), plain(error.hint)))
 
 
 class Stages:
@@ -65,7 +84,9 @@ class Stages:
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = stderr()
         self._quiet = quiet
-        live = self._console.is_terminal and not quiet
+        self._mark = "✓" if (self._console.encoding or "").startswith("utf") else "ok"
+        # A pipe gets no moving line, also where FORCE_COLOR makes Rich take it for a terminal.
+        live = self._console.is_terminal and sys.stderr.isatty() and not quiet
         self._live = _live_line(self._console) if live else None
         self._task = None if self._live is None else self._live.add_task("", total=None, visible=False)
 
@@ -96,7 +117,10 @@ class Stages:
             self._live.update(self._task, visible=False)
         if not self._quiet:
             mark = Text.assemble(
-                ("✓ ", "green"), (f"{stage:<{NAME_WIDTH}}", "bold"), f" {result}  ", (f"{seconds:.1f} s", "dim")
+                (f"{self._mark} ", "green"),
+                (f"{stage:<{NAME_WIDTH}}", "bold"),
+                f" {plain(result)}  ",
+                (f"{seconds:.1f} s", "dim"),
             )
             self._console.print(mark)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from edgeonnx.cli.output import megabytes, stdout
+from edgeonnx.cli.output import megabytes, plain, stdout
 from edgeonnx.pipeline.recipe import STAGES
 
 if TYPE_CHECKING:
@@ -32,13 +32,11 @@ def plan(planned: PackagePlan) -> None:
 
 def packaged(result: PackageResult) -> None:
     """The result of `package`."""
-    parity = result.evidence.parity
     rows = {
         "bundle": str(result.path),
         "digest": f"sha256:{result.digest}",
         "size": megabytes(result.size),
-        "parity": f"max difference {parity['max_abs_diff']:.1e}, min cosine {parity['min_cosine']}"
-        f" over {parity['rows']} rows",
+        "parity": _parity(result.evidence),
         "time": f"{sum(result.seconds.values()):.1f} s",
     }
     console = stdout()
@@ -85,10 +83,9 @@ def _bundle_rows(bundle: Bundle, evidence: Evidence) -> dict[str, str]:
         "task": manifest.task.value,
         "files": f"{len(bundle.contents.files)}, {megabytes(bundle.contents.total_size)}",
         "text": f"{processing.backend} path, up to {processing.max_length} tokens",
-        "source": f"{evidence.source.get('identity')} ({evidence.source.get('architecture')})",
-        "parity": f"max difference {evidence.parity['max_abs_diff']}, min cosine {evidence.parity['min_cosine']}, "
-        f"{evidence.parity['texts']} texts, {evidence.parity['rows']} rows",
-        "built with": ", ".join(f"{name} {version}" for name, version in evidence.tools.items()),
+        "source": f"{evidence.source.get('identity', 'not stated')} ({evidence.source.get('architecture', 'unknown')})",
+        "parity": _parity(evidence),
+        "built with": ", ".join(f"{name} {version}" for name, version in evidence.tools.items()) or "not stated",
     }
     if manifest.labels:
         rows["labels"] = ", ".join(manifest.labels)
@@ -96,24 +93,35 @@ def _bundle_rows(bundle: Bundle, evidence: Evidence) -> dict[str, str]:
     return rows
 
 
+def _parity(evidence: Evidence) -> str:
+    """The figures of the comparison with the source model, as far as the evidence has them."""
+    names = {"max_abs_diff": "max difference", "min_cosine": "min cosine", "texts": "texts", "rows": "rows"}
+    found = [f"{label} {evidence.parity[key]}" for key, label in names.items() if key in evidence.parity]
+    return ", ".join(found) or "not stated"
+
+
 def _variants(bundle: Bundle) -> Table:
     table = _table("variant", "precision", "provider", "memory at least")
     for component in bundle.manifest.components.values():
         for variant in component.variants:
             needs = variant.requirements
-            table.add_row(
-                f"{component.name}/{variant.name}", variant.precision, needs.provider, megabytes(needs.memory_bytes)
+            _row(
+                table,
+                f"{component.name}/{variant.name}",
+                variant.precision,
+                needs.provider,
+                megabytes(needs.memory_bytes),
             )
     return table
 
 
 def _graph(name: str, facts: GraphFacts) -> None:
     console = stdout()
-    console.print(Text(name, style="bold"))
+    console.print(Text(plain(name), style="bold"))
     table = _table("tensor", "type", "shape")
     for side, ports in (("in ", facts.inputs), ("out", facts.outputs)):
         for port, dtype, shape in ports:
-            table.add_row(f"{side} {port}", dtype, shape)
+            _row(table, f"{side} {port}", dtype, shape)
     console.print(table)
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts.opsets.items())
     console.print(
@@ -129,23 +137,28 @@ def _graph(name: str, facts: GraphFacts) -> None:
     )
     table = _table("operator", "domain", "count")
     for (domain, operator), count in facts.operators.items():
-        table.add_row(operator, domain, str(count))
+        _row(table, operator, domain, str(count))
     console.print(table)
     table = _table("weights", "tensors", "elements", "size")
     for dtype, (count, elements, size) in facts.weights.items():
-        table.add_row(dtype, str(count), f"{elements:,}", megabytes(size))
+        _row(table, dtype, str(count), f"{elements:,}", megabytes(size))
     console.print(table)
     table = _table("largest tensors", "type", "shape", "size")
     for item in facts.largest:
-        table.add_row(item.name, item.dtype, str(list(item.shape)), megabytes(item.size))
+        _row(table, item.name, item.dtype, str(list(item.shape)), megabytes(item.size))
     console.print(table)
 
 
 def _facts(rows: dict[str, str]) -> Text:
     """One line for each fact: what, and its value. Never folded when piped."""
     width = max(len(key) for key in rows)
-    lines = [Text.assemble((f"{key:<{width}}  ", "dim"), value) for key, value in rows.items()]
+    lines = [Text.assemble((f"{plain(key):<{width}}  ", "dim"), plain(value)) for key, value in rows.items()]
     return Text("\n").join(lines)
+
+
+def _row(table: Table, *cells: str) -> None:
+    """One row; the cells are text as it is, not markup."""
+    table.add_row(*(Text(plain(cell)) for cell in cells))
 
 
 def _table(*columns: str) -> Table:

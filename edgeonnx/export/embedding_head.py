@@ -10,7 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from edgeonnx.errors import UnsupportedModelError
+from edgeonnx.errors import CorruptSourceError, UnsafePathError, UnsafeSourceError, UnsupportedModelError
+from edgeonnx.spec.paths import check_relative_path
 
 if TYPE_CHECKING:
     from edgeonnx.export.source import Source
@@ -25,6 +26,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+MAX_DENSE_FEATURES = 1 << 16
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
@@ -92,7 +94,7 @@ def read_embedding_head(source: Source) -> EmbeddingHead:
     return EmbeddingHead(
         pooling=pooling,
         layers=tuple(layers),
-        max_length=max_length if isinstance(max_length, int) else None,
+        max_length=max_length if isinstance(max_length, int) and max_length > 0 else None,
         lowercase=bert.get("do_lower_case") is True,
         prefix=prefix,
     )
@@ -107,18 +109,34 @@ def _read_modules(source: Source) -> list[tuple[str, str]]:
         entries = json.loads(file.read_text(encoding="utf-8"))
         modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in entries]
         foreign = [entry["type"] for entry in entries if not str(entry["type"]).startswith("sentence_transformers.")]
-    except (ValueError, KeyError, TypeError) as error:
-        _unsupported_module(source, str(error), expected="a list of objects with type and path")
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+        _unsupported_module(source, repr(error), expected="a list of objects with type and path")
     if foreign:
-        _unsupported_module(source, foreign[0], expected="modules of sentence-transformers (other code is never run)")
+        _unsupported_module(
+            source, str(foreign[0]), expected="modules of sentence-transformers (other code is never run)"
+        )
+    for index, (_, folder) in enumerate(modules):
+        _check_folder(source, folder, f"[{index}].path")
     return modules
+
+
+def _check_folder(source: Source, folder: str, field: str) -> None:
+    """A module's files are below the source's own directory."""
+    where = f"{source.identity}: modules.json: {field}"
+    try:
+        if folder:
+            check_relative_path(folder, where=where)
+    except UnsafePathError as error:
+        raise UnsafeSourceError(
+            "names a folder outside the model", where=where, expected=error.expected, found=error.found
+        ) from None
 
 
 def _read_pooling(source: Source, folder: str) -> tuple[tuple[str, ...], bool]:
     """The pooling modes, and whether a prompt takes part in the pooling."""
-    config = source.read_json(f"{folder}/config.json") if folder else None
-    if config is None:
+    if not (source.path / "modules.json").is_file():
         return ("mean",), True
+    config = _module_config(source, folder)
     stated = config.get("pooling_mode")
     if stated is None:
         modes = tuple(mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)) or ("mean",)
@@ -134,9 +152,21 @@ def _read_pooling(source: Source, folder: str) -> tuple[tuple[str, ...], bool]:
     return modes, config.get("include_prompt", True) is not False
 
 
+def _module_config(source: Source, folder: str) -> dict[str, object]:
+    """The `config.json` of a module, which must be there: defaults would be a guess at what the model computes."""
+    config = source.read_json(f"{folder}/config.json") if folder else None
+    if config is None:
+        raise CorruptSourceError(
+            "a module of modules.json has no configuration",
+            where=f"{source.identity}: {folder or 'modules.json'}",
+            expected=f"{folder or '<folder>'}/config.json",
+        )
+    return config
+
+
 def _read_dense(source: Source, folder: str) -> DenseLayer:
     where = f"{source.identity}: {folder}/config.json"
-    config = source.read_json(f"{folder}/config.json") or {}
+    config = _module_config(source, folder)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     name = activation.rsplit(".", 1)[-1]
     if not activation.startswith("torch.nn") or name not in DENSE_ACTIVATIONS:
@@ -154,8 +184,13 @@ def _read_dense(source: Source, folder: str) -> DenseLayer:
     if renamed or config.get("use_residual"):
         raise UnsupportedModelError("a dense layer has a setting that is not supported", where=where, found=str(config))
     sizes = config.get("in_features"), config.get("out_features")
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise UnsupportedModelError("a dense layer does not state its sizes", where=where, found=str(sizes))
+    if not all(isinstance(size, int) and 0 < size <= MAX_DENSE_FEATURES for size in sizes):
+        raise UnsupportedModelError(
+            "a dense layer does not state its sizes",
+            where=f"{where}: in_features, out_features",
+            expected=f"integers from 1 to {MAX_DENSE_FEATURES}",
+            found=str(sizes)[:200],
+        )
     return DenseLayer(
         folder=folder,
         in_features=int(str(sizes[0])),

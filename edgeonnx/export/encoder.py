@@ -280,9 +280,20 @@ def _load_model(source: Source, task: Task) -> Any:
 
 def _load_dense(source: Source, module: TextEncoder, plan: TaskPlan) -> None:
     """Load the dense layers of a sentence-transformers directory from their own safetensors files."""
-    for layer, description in zip(module.layers, plan.head.layers if plan.head else (), strict=True):
+    if plan.head is None:
+        return
+    width = int(module.model.config.hidden_size) * len(plan.head.pooling)
+    for layer, description in zip(module.layers, plan.head.layers, strict=True):
         if not isinstance(layer, DenseModule) or isinstance(description, str):
             continue
+        if description.in_features != width:
+            raise CorruptSourceError(
+                "a dense layer does not fit what comes before it",
+                where=f"{source.path / description.folder / 'config.json'}: in_features",
+                expected=str(width),
+                found=str(description.in_features),
+            )
+        width = description.out_features
         file = source.path / description.folder / SAFE_WEIGHTS
         if not file.is_file():
             raise CorruptSourceError("is missing", where=str(file), expected="the weights of the dense layer")

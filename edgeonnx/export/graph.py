@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from edgeonnx import __version__
 from edgeonnx.errors import ExportError
+from edgeonnx.export.repairs import repair_graph
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def finish_graph(model: ir.Model, *, axes: Sequence[str]) -> ExportedGraph:
     Raises:
         ExportError: An input's axis that must be dynamic is fixed, or a type is not supported.
     """
+    repair_graph(model.graph)
     _name_axes(model.graph, axes)
     _strip(model)
     signature = ModelSignature(

@@ -36,6 +36,7 @@ TOKENIZER_FILES = (
 HUB_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors")
 HUB_IGNORED = ("onnx/*", "openvino/*", "coreml/*", "original/*")
 
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 
 
@@ -99,10 +100,10 @@ def locate(source: str) -> Source:
         UnsafeSourceError: Its weights exist only in a pickle format.
         CorruptSourceError: Its files are incomplete or unreadable.
     """
-    path = Path(source).expanduser()
+    path = _local_path(source)
     if path.is_dir():
         return _inspect(path.resolve(), identity=path.resolve().name, revision=None)
-    if path.is_file():
+    if path.exists():
         raise UnsupportedModelError(
             "is a file; this release packages model directories",
             where=source,
@@ -117,6 +118,31 @@ def locate(source: str) -> Source:
         )
     folder, revision = _download(source)
     return _inspect(folder, identity=source, revision=revision)
+
+
+def _local_path(source: str) -> Path:
+    """The path that the user may have meant; what no path can be is refused here."""
+    if not source.strip():
+        raise _no_source(source, "an empty name")
+    try:
+        path = Path(source).expanduser()
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # no permission, a name too long, a file in place of a folder
+        raise _no_source(source, error.strerror) from None
+    except (ValueError, RuntimeError) as error:  # a NUL, no home folder
+        raise _no_source(source, str(error)) from None
+    return path
+
+
+def _no_source(source: str, found: str | None) -> SourceNotFoundError:
+    return SourceNotFoundError(
+        "the source cannot be looked up",
+        where=repr(source[:200]),
+        expected="a model directory or a hub id such as org/model",
+        found=found,
+    )
 
 
 def _download(hub_id: str) -> tuple[Path, str]:
@@ -145,12 +171,7 @@ def _inspect(path: Path, *, identity: str, revision: str | None) -> Source:
             found=", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "an empty directory",
         )
     config = _read_json_object(path / "config.json")
-    if "auto_map" in config:
-        raise UnsupportedModelError(
-            "needs code from its own repository, which is never run",
-            where=f"{path / 'config.json'}: auto_map",
-            hint="use a model whose architecture transformers has built in",
-        )
+    _refuse_indirections(path, config)
     source = Source(path=path, identity=identity, revision=revision, config=config, weights=_weights(path))
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise CorruptSourceError(
@@ -160,6 +181,29 @@ def _inspect(path: Path, *, identity: str, revision: str | None) -> Source:
             hint="save the tokenizer next to the model: tokenizer.save_pretrained(directory)",
         )
     return source
+
+
+def _refuse_indirections(path: Path, config: dict[str, object]) -> None:
+    """Refuse a model that is not all in its own, plain files: transformers would follow these settings by itself."""
+    if "auto_map" in config:
+        raise UnsupportedModelError(
+            "needs code from its own repository, which is never run",
+            where=f"{path / 'config.json'}: auto_map",
+            hint="use a model whose architecture transformers has built in",
+        )
+    if "transformers_weights" in config:
+        raise UnsupportedModelError(
+            "takes its weights from another file than the usual ones",
+            where=f"{path / 'config.json'}: transformers_weights",
+            found=str(config["transformers_weights"])[:200],
+            hint=f"name that file {SAFE_WEIGHTS} and remove the setting",
+        )
+    if (path / "adapter_config.json").is_file():
+        raise UnsupportedModelError(
+            "is an adapter to another model (PEFT), which is not supported",
+            where=str(path / "adapter_config.json"),
+            hint="merge it first: model.merge_and_unload().save_pretrained(directory)",
+        )
 
 
 def _weights(path: Path) -> tuple[str, ...]:
@@ -178,11 +222,18 @@ def _weights(path: Path) -> tuple[str, ...]:
 def _shards(path: Path) -> list[str]:
     index = _read_json_object(path / SAFE_WEIGHTS_INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
-        raise CorruptSourceError("has no weight_map", where=str(path / SAFE_WEIGHTS_INDEX))
+        raise CorruptSourceError(
+            "has no weight_map", where=str(path / SAFE_WEIGHTS_INDEX), expected="an object of tensor names and files"
+        )
     names = sorted({str(name) for name in index.values()})
     for name in names:
-        if Path(name).name != name:
-            raise UnsafeSourceError("names a file outside the model", where=str(path / SAFE_WEIGHTS_INDEX), found=name)
+        if _SHARD.fullmatch(name) is None:
+            raise UnsafeSourceError(
+                "names a file that is no safetensors file of this directory",
+                where=f"{path / SAFE_WEIGHTS_INDEX}: weight_map",
+                expected="names such as model-00001-of-00002.safetensors",
+                found=repr(name[:200]),
+            )
         if not (path / name).is_file():
             raise CorruptSourceError("is missing", where=str(path / name), expected="a shard that the index names")
     return names
@@ -231,10 +282,12 @@ def check_safetensors(file: Path) -> None:
 def _read_json_object(file: Path) -> dict[str, object]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CorruptSourceError("is not readable JSON", where=str(file), found=str(error)) from None
     if not isinstance(value, dict):
-        raise CorruptSourceError("does not hold an object", where=str(file), found=type(value).__name__)
+        raise CorruptSourceError(
+            "does not hold an object", where=str(file), expected="a JSON object", found=type(value).__name__
+        )
     return value
 
 

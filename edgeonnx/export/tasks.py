@@ -28,6 +28,7 @@ SUPPORTED_FAMILIES = (
     "roberta",
     "xlm-roberta",
 )
+MAX_LABELS = 1 << 20
 # Families whose position ids start after the padding id, which takes that many places from the position table.
 OFFSET_POSITION_FAMILIES = ("camembert", "mpnet", "roberta", "xlm-roberta")
 
@@ -142,7 +143,14 @@ def read_labels(source: Source) -> tuple[str, ...]:
             )
         return tuple(str(names[key]) for key in expected)
     count = source.config.get("num_labels", 2)
-    return tuple(f"LABEL_{index}" for index in range(count if isinstance(count, int) else 2))
+    if not isinstance(count, int) or not 1 <= count <= MAX_LABELS:
+        raise UnsupportedModelError(
+            "the number of classes is not usable",
+            where=f"{source.identity}: config.json: num_labels",
+            expected=f"an integer from 1 to {MAX_LABELS}",
+            found=repr(count)[:80],
+        )
+    return tuple(f"LABEL_{index}" for index in range(count))
 
 
 def _activation(source: Source, task: Task, labels: tuple[str, ...]) -> str:
@@ -162,11 +170,6 @@ def _activation(source: Source, task: Task, labels: tuple[str, ...]) -> str:
             expected="torch.nn.Sigmoid or Identity",
             found=repr(stated),
         )
-    stated = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}.get(
-        str(source.config.get("function_to_apply", ""))
-    )
-    if stated is not None:
-        return stated
     problem = source.config.get("problem_type")
     if problem == "regression":
         return "identity"
@@ -215,7 +218,8 @@ def choose_max_length(*, requested: int | None, stated: int | None, tokenizer: i
                 found=str(requested),
             )
         return requested
-    candidates = [value for value in (stated if stated is not None else tokenizer, limit) if value and value < 1 << 24]
+    own = stated if stated is not None else tokenizer
+    candidates = [value for value in (own, limit) if value is not None and 0 < value < 1 << 24]
     if not candidates:
         raise UsageError("the model does not state its longest input", hint="say it with --max-length")
     return min(candidates)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 GOLDEN_ROWS = 16
 GOLDEN_MAX_TOKENS = 96
-PAIR_STEP = 7
+PAIR_SHIFT = 37
 
 
 def shipped_texts() -> tuple[str, ...]:
@@ -21,8 +21,8 @@ def shipped_texts() -> tuple[str, ...]:
 
 
 def pair_up(texts: Sequence[str]) -> tuple[str, ...]:
-    """A second text for each: another one of the list, so that pairs have lengths of many combinations."""
-    return tuple(texts[(index * PAIR_STEP + 3) % len(texts)] for index in range(len(texts)))
+    """A second text for each: another one of the list, each once, so that lengths meet in many combinations."""
+    return tuple(texts[(index + PAIR_SHIFT) % len(texts)] for index in range(len(texts)))
 
 
 def golden_rows(lengths: Sequence[int]) -> tuple[int, ...]:

@@ -90,6 +90,7 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
         stage.result = f"bundle sha256 {bundle.digest[:16]}..."
     with timer.stage("tokens", "turn the golden texts into ids") as stage:
         golden = bundle.golden()
+        golden.check_names(bundle.manifest.entry_component.signature)
         text_path = _check_tokens(bundle, golden)
         stage.result = f"{len(golden.texts)} texts, {text_path}"
     with timer.stage("golden", "replay the golden set through ONNX Runtime") as stage:
@@ -147,7 +148,7 @@ def _check_tokens(bundle: Bundle, golden: GoldenSet) -> str:
 
 
 def _replay(bundle: Bundle, golden: GoldenSet) -> tuple[tuple[Replay, ...], tuple[tuple[str, str], ...]]:
-    from edgeonnx.validate.checker import check_locations
+    from edgeonnx.validate.checker import check_locations, check_signature
     from edgeonnx.validate.runtime import open_graph
 
     component = bundle.manifest.entry_component
@@ -159,6 +160,7 @@ def _replay(bundle: Bundle, golden: GoldenSet) -> tuple[tuple[Replay, ...], tupl
             continue
         model, tensors = bundle.model_path(component.name, variant), bundle.tensors_path(variant)
         check_locations(model, tensors)
+        check_signature(model, component.signature)
         comparison = golden.replay(open_graph(model, tensors))
         golden.check_replay(comparison, variant.golden, where=f"{component.name}/{variant.name}")
         replays.append(Replay(component=component.name, variant=variant.name, comparison=comparison))

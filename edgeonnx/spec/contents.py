@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edgeonnx.spec.parse import Node, parse_document
@@ -50,9 +50,15 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The list of a bundle's files, sorted by path, without `contents.json` itself."""
+    """The list of a bundle's files, sorted by path, without `contents.json` itself.
+
+    Attributes:
+        files: The files.
+        source: The bytes that the list was read from, or None if it was made here.
+    """
 
     files: tuple[FileEntry, ...]
+    source: bytes | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, entries: Iterable[FileEntry]) -> Contents:
@@ -70,7 +76,7 @@ class Contents:
         for index, entry in enumerate(files):
             if seen.setdefault(entry.path.lower(), index) != index:
                 Node(value=entry.path, file=CONTENTS_FILE, path=f"files[{index}].path").fail("occurs twice")
-        return cls(files=files)
+        return cls(files=files, source=data)
 
     def to_bytes(self) -> bytes:
         """The canonical bytes of `contents.json`."""
@@ -78,8 +84,8 @@ class Contents:
 
     @property
     def digest(self) -> str:
-        """The bundle's digest: SHA-256 of the canonical `contents.json`."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        """The bundle's digest: SHA-256 of the bytes of `contents.json`."""
+        return hashlib.sha256(self.to_bytes() if self.source is None else self.source).hexdigest()
 
     @property
     def total_size(self) -> int:

@@ -11,17 +11,23 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from edgeonnx.spec.paths import check_relative_path, split_asset_reference
+from edgeonnx.errors import UsageError
+from edgeonnx.spec.paths import check_bundle_name, check_bundle_version, check_relative_path, split_asset_reference
 from edgeonnx.spec.report import Threshold
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgeonnx.spec.parse import Node
 
 PACKAGE_SCHEMA = "1.0"
 """Version of ONNX Runtime's model package schema that we write."""
 EDGEONNX_SCHEMA = "1.0"
 """Version of our own metadata inside the package. Another major version is refused, a newer minor one is read."""
+
+MAX_TOKENS = (1 << 31) - 1
+"""Bound on token ids and row lengths: what 32-bit token counts can hold."""
 
 EXTERNAL_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 """The session option by which ONNX Runtime finds tensors that lie outside the model's own folder."""
@@ -78,9 +84,9 @@ class TextProcessing:
         return cls(
             tokenizer=node.text("tokenizer"),
             backend=node.text("backend"),
-            max_length=node.integer("max_length", minimum=1),
-            pad_id=node.integer("pad_id"),
-            pad_type_id=node.integer("pad_type_id"),
+            max_length=node.integer("max_length", minimum=1, maximum=MAX_TOKENS),
+            pad_id=node.integer("pad_id", maximum=MAX_TOKENS),
+            pad_type_id=node.integer("pad_type_id", maximum=MAX_TOKENS),
             prefix=node.optional_text("prefix") or "",
         )
 
@@ -177,7 +183,7 @@ class Variant:
             tensors=_tensor_folder(ort),
             precision=ours.text("precision"),
             requirements=requirements,
-            golden=tuple(Threshold.from_dict(item) for item in ours.required("golden").items()),
+            golden=_golden_thresholds(ours.required("golden")),
             recipe=ours.required("recipe").typed(dict),
         )
 
@@ -200,6 +206,14 @@ class Variant:
                 },
             },
         }
+
+
+def _golden_thresholds(node: Node) -> tuple[Threshold, ...]:
+    """What the replay must reach. None at all is refused: a replay that nothing judges proves nothing."""
+    thresholds = tuple(Threshold.from_dict(item) for item in node.items())
+    if not thresholds:
+        node.fail("has no threshold", expected="at least one, or the golden set would prove nothing")
+    return thresholds
 
 
 def _tensor_folder(ort: Node) -> str | None:
@@ -226,19 +240,33 @@ class Component:
     def from_dict(cls, name: str, node: Node) -> Component:
         """Read a `component.json`."""
         node.only(("component_name", "variants", "additional_metadata"))
+        if node.text("component_name") != name:
+            node.required("component_name").fail("is not the component's name in manifest.json", expected=repr(name))
         ours = node.required("additional_metadata").required("edgeonnx")
-        ours.only(("signature",))
-        variants = tuple(Variant.from_dict(key, member) for key, member in node.required("variants").members())
+        ours.only(("signature", "preference"))
+        variants = {key: Variant.from_dict(key, member) for key, member in node.required("variants").members()}
         if not variants:
             node.required("variants").fail("has no variant", expected="at least one")
-        return cls(name=name, signature=signature_from_dict(ours.required("signature")), variants=variants)
+        preference = [item.typed(str) for item in ours.required("preference").items()]
+        if sorted(preference) != sorted(variants):
+            ours.required("preference").fail("must name each variant once", expected=", ".join(sorted(variants)))
+        return cls(
+            name=name,
+            signature=signature_from_dict(ours.required("signature")),
+            variants=tuple(variants[key] for key in preference),
+        )
 
     def to_dict(self) -> dict[str, object]:
-        """The content of `component.json`."""
+        """The content of `component.json`. The order of variants is stated apart: members of an object have none."""
         return {
             "component_name": self.name,
             "variants": {variant.name: variant.to_dict() for variant in self.variants},
-            "additional_metadata": {"edgeonnx": {"signature": signature_to_dict(self.signature)}},
+            "additional_metadata": {
+                "edgeonnx": {
+                    "signature": signature_to_dict(self.signature),
+                    "preference": [variant.name for variant in self.variants],
+                }
+            },
         }
 
 
@@ -279,9 +307,10 @@ class Manifest:
         node.version("schema_version", major=1)
         files = {}
         for name, member in node.required("components").members():
-            check_relative_path(name, where=member.where)
-            folder = check_relative_path(member.typed(str), where=member.where)
-            files[name] = f"{folder}/component.json"
+            check_relative_path(member.typed(str), where=member.where)
+            if member.value != name:
+                member.fail("must be the component's name", expected=repr(name))
+            files[name] = f"{name}/component.json"
         if not files:
             node.required("components").fail("has no component", expected="at least one")
         return files
@@ -301,8 +330,8 @@ class Manifest:
         golden = ours.required("golden")
         split_asset_reference(golden.typed(str), where=golden.where)
         return cls(
-            name=node.text("package_name"),
-            version=node.text("package_version"),
+            name=_checked(node.required("package_name"), check_bundle_name),
+            version=_checked(node.required("package_version"), check_bundle_version),
             task=_task(ours.required("task")),
             components={name: Component.from_dict(name, member) for name, member in components.items()},
             entry=ours.text("entry"),
@@ -331,6 +360,14 @@ class Manifest:
                 }
             },
         }
+
+
+def _checked(node: Node, check: Callable[[str], str]) -> str:
+    """A name or version by the rule that the packager keeps: both become folders, URL segments and metric labels."""
+    try:
+        return check(node.typed(str))
+    except UsageError as error:
+        node.fail(error.message, expected=error.expected)
 
 
 def _task(node: Node) -> Task:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -56,8 +57,8 @@ def parse_document(data: bytes, file: str) -> Node:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        raise ValueError(f"duplicate key {next(key for key, _ in pairs if key in seen or seen.add(key))[:80]!r}")  # type: ignore[func-returns-value]
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"duplicate key {max(counts, key=lambda key: counts[key])[:80]!r}")
     return result
 
 

@@ -50,6 +50,13 @@ def select_variant(variants: Iterable[Variant], profile: DeviceProfile, *, wante
     Raises:
         SelectionError: No variant fits, with the reason for each.
     """
+    variants = tuple(variants)
+    if wanted is not None and all(variant.name != wanted for variant in variants):
+        raise SelectionError(
+            f"the bundle has no variant {wanted}",
+            expected=" or ".join(variant.name for variant in variants),
+            found=wanted,
+        )
     rejected: list[tuple[str, str]] = []
     fitting: list[Variant] = []
     for variant in variants:

@@ -11,7 +11,7 @@ from edgeonnx.errors import UnsafePathError, ValidationError
 from edgeonnx.spec.paths import check_relative_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from edgeonnx.spec.tensor import ModelSignature
@@ -30,7 +30,7 @@ def check_graph(model: bytes, tensors: Path, signature: ModelSignature, outputs:
         ValidationError: The graph breaks the ONNX standard, lacks a tensor, or has other inputs or outputs.
         UnsafePathError: External data points outside the folder.
     """
-    proto = onnx.load_from_string(model)
+    proto = onnx.ModelProto.FromString(model)
     _check_locations(proto, tensors)
     try:
         onnx.checker.check_model(_without_data(proto), full_check=False)
@@ -64,6 +64,38 @@ def check_locations(model: Path, tensors: Path | None) -> None:
     _check_locations(load_graph(model), tensors or model.parent)
 
 
+def check_signature(model: Path, signature: ModelSignature) -> None:
+    """Check that a graph on disk has the inputs and outputs that its component promises: names, types and ranks.
+
+    Raises:
+        ValidationError: It is not ONNX, or has others.
+    """
+    graph = load_graph(model).graph
+    held = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in held]
+    for side, values, specs in (("inputs", inputs, signature.inputs), ("outputs", graph.output, signature.outputs)):
+        expected = [f"{spec.name} {spec.dtype.label} of rank {len(spec.shape)}" for spec in specs]
+        found = [_port_text(value) for value in values]
+        if expected != found:
+            raise ValidationError(
+                f"the graph has other {side} than its component.json says",
+                where=str(model),
+                expected=", ".join(expected),
+                found=", ".join(found),
+            )
+
+
+def _port_text(value: onnx.ValueInfoProto) -> str:
+    tensor = value.type.tensor_type
+    if tensor.elem_type == onnx.TensorProto.STRING:
+        dtype = "string"
+    elif tensor.elem_type in onnx.helper.get_all_tensor_dtypes():
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    else:
+        dtype = f"type {tensor.elem_type}"
+    return f"{value.name} {dtype} of rank {len(tensor.shape.dim)}"
+
+
 def load_graph(model: Path) -> onnx.ModelProto:
     """Read a graph without its external data.
 
@@ -71,7 +103,7 @@ def load_graph(model: Path) -> onnx.ModelProto:
         ValidationError: It is not ONNX.
     """
     try:
-        proto = onnx.load(str(model), load_external_data=False)
+        proto = onnx.ModelProto.FromString(model.read_bytes())
     except (DecodeError, OSError) as error:
         raise ValidationError("is not an ONNX model", where=str(model), found=str(error)[:200]) from None
     if not proto.graph.node and not proto.graph.output:
@@ -80,17 +112,28 @@ def load_graph(model: Path) -> onnx.ModelProto:
 
 
 def _check_locations(proto: onnx.ModelProto, tensors: Path) -> None:
+    root = tensors.resolve()
     for name, location in external_locations(proto):
         check_external_path(location, where=f"tensor {name}")
-        if not (tensors / location).is_file():
-            raise ValidationError("an external tensor is missing", where=name, expected=str(location))
+        if (root / location).resolve() != root / location:
+            raise UnsafePathError(
+                "external data is behind a symbolic link", where=f"tensor {name}", expected="a file", found=location
+            )
+        if not (root / location).is_file():
+            raise ValidationError(
+                "an external tensor is missing", where=f"tensor {name}", expected=f"the file {location} in {tensors}"
+            )
 
 
 def external_locations(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    """Name and file of every external tensor: initializers and attributes, also in subgraphs and functions."""
+    """Name and file of every external tensor: initializers and attributes, also in subgraphs and functions.
+
+    A tensor that states several locations gives them all: which one a runtime takes is its own affair.
+    """
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield tensor.name, next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            stated = [entry.value for entry in tensor.external_data if entry.key == "location"]
+            yield from ((tensor.name, location) for location in stated or [""])
 
 
 def check_external_path(location: str, *, where: str) -> None:
@@ -109,24 +152,37 @@ def check_external_path(location: str, *, where: str) -> None:
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     graphs = [model.graph]
-    nodes = [node for function in model.functions for node in function.node]
-    while graphs or nodes:
+    for training in model.training_info:
+        graphs += [training.initialization, training.algorithm]
+    attributes = [attribute for function in model.functions for attribute in function.attribute_proto]
+    attributes += [item for function in model.functions for node in function.node for item in node.attribute]
+    while graphs or attributes:
+        for attribute in attributes:
+            yield from _attribute_tensors(attribute)
+            graphs += attribute.graphs
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+        attributes.clear()
         if graphs:
             graph = graphs.pop()
             yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield sparse.values
-                yield sparse.indices
-            nodes.extend(graph.node)
-        for node in nodes:
-            for attribute in node.attribute:
-                graphs.extend(attribute.graphs)
-                if attribute.HasField("g"):
-                    graphs.append(attribute.g)
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
-        nodes.clear()
+            yield from _sparse_tensors(graph.sparse_initializer)
+            attributes += [attribute for node in graph.node for attribute in node.attribute]
+
+
+def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    if attribute.HasField("sparse_tensor"):
+        yield from _sparse_tensors([attribute.sparse_tensor])
+    yield from _sparse_tensors(attribute.sparse_tensors)
+
+
+def _sparse_tensors(sparse: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
+    for tensor in sparse:
+        yield tensor.values
+        yield tensor.indices
 
 
 def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from edgeonnx.validate.checker import check_external_path, load_graph
+from edgeonnx.validate.checker import check_external_path, external_locations, load_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,10 +105,9 @@ def inspect_graph(path: Path) -> GraphFacts:
         UnsafePathError: It refers to external data outside its folder.
     """
     model = load_graph(path)
+    for name, location in external_locations(model):
+        check_external_path(location, where=f"tensor {name}")
     weights = [_tensor_facts(tensor) for graph in _graphs(model) for tensor in graph.initializer]
-    for item in weights:
-        if item.file is not None:
-            check_external_path(item.file, where=f"tensor {item.name}")
     by_type: dict[str, tuple[int, int, int]] = {}
     for item in weights:
         count, elements, size = by_type.get(item.dtype, (0, 0, 0))
@@ -151,7 +150,7 @@ def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def _tensor_facts(tensor: onnx.TensorProto) -> TensorFacts:
     shape = tuple(int(dimension) for dimension in tensor.dims)
     external = {entry.key: entry.value for entry in tensor.external_data}
-    dtype = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+    dtype = _type_name(tensor.data_type)
     return TensorFacts(
         name=tensor.name,
         dtype=dtype,
@@ -170,14 +169,21 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 def _bits(data_type: int) -> int:
     """Bits of one element; ONNX packs 4-bit and 2-bit types."""
-    name = onnx.TensorProto.DataType.Name(data_type)
-    if name in ("UINT4", "INT4", "FLOAT4E2M1"):
+    name = _type_name(data_type)
+    if name in ("uint4", "int4", "float4e2m1"):
         return 4
-    if name in ("UINT2", "INT2"):
+    if name in ("uint2", "int2"):
         return 2
-    if name == "STRING":
-        return 0
+    if data_type not in onnx.helper.get_all_tensor_dtypes() or name == "string":
+        return 0  # without a fixed size, or a type of a newer ONNX
     return int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize) * 8
+
+
+def _type_name(data_type: int) -> str:
+    """ONNX's name of an element type in lower case; a number that this release of onnx does not know stays one."""
+    if data_type in onnx.TensorProto.DataType.values():
+        return str(onnx.TensorProto.DataType.Name(data_type)).lower()
+    return f"type {data_type}"
 
 
 def _port(value: onnx.ValueInfoProto) -> tuple[str, str, str]:
@@ -188,4 +194,4 @@ def _port(value: onnx.ValueInfoProto) -> tuple[str, str, str]:
         dimension.dim_param or "?" if not dimension.HasField("dim_value") else str(dimension.dim_value)
         for dimension in tensor.shape.dim
     ]
-    return value.name, onnx.TensorProto.DataType.Name(tensor.elem_type).lower(), f"[{', '.join(dimensions)}]"
+    return value.name, _type_name(tensor.elem_type), f"[{', '.join(dimensions)}]"

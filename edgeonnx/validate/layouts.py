@@ -39,7 +39,8 @@ def plan_layouts(lengths: Sequence[int], *, max_length: int, sizes: Sequence[int
             every second batch with extra padding, and the first size above 1 also sorted by length (little padding).
 
     Returns:
-        Every row is in every size, and at least once with padding if anything is shorter than `max_length`.
+        Every row is alone and, with others, in every size (rows longer than `LONG_ROW` in batches of `LONG_BATCH`
+        instead); and every row shorter than `max_length` is at least once followed by padding.
     """
     long = [row for row, length in enumerate(lengths) if length > LONG_ROW]
     short = [row for row, length in enumerate(lengths) if length <= LONG_ROW]
@@ -54,7 +55,17 @@ def plan_layouts(lengths: Sequence[int], *, max_length: int, sizes: Sequence[int
         ordered = sorted(short, key=lambda row: lengths[row])
         layouts += _batches(f"sorted batch of {several[0]}", ordered, several[0], lengths, max_length)
         layouts += _batches(f"long batch of {LONG_BATCH}", long, LONG_BATCH, lengths, max_length)
-    return tuple(layouts)
+    return (*layouts, *_missing_padding(layouts, lengths, max_length))
+
+
+def _missing_padding(layouts: Sequence[Layout], lengths: Sequence[int], max_length: int) -> list[Layout]:
+    """Rows that were the longest of each of their batches, now alone with padding."""
+    padded = {row for layout in layouts for row in layout.rows if lengths[row] < layout.width}
+    return [
+        Layout(name="alone, padded", rows=(row,), width=min(length + EXTRA_PADDING, max_length))
+        for row, length in enumerate(lengths)
+        if length < max_length and row not in padded
+    ]
 
 
 def _batches(name: str, rows: Sequence[int], size: int, lengths: Sequence[int], max_length: int) -> list[Layout]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from edgeonnx.bundle.golden import MASK_INPUT, Comparison, GoldenSet, compare_outputs
-from edgeonnx.errors import ParityError
+from edgeonnx.errors import ParityError, ValidationError
 from edgeonnx.spec.report import Threshold, judge
 from edgeonnx.validate.layouts import Layout, plan_layouts
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Scalar = TypeVar("Scalar", np.int64, np.float32)
 
+HINT = "nothing was written; the export is wrong for this batch size, length or padding"
 DEFAULT_THRESHOLDS = (Threshold(metric="scaled_diff", at_most=1e-4),)
 """What fp32 must reach. A correct export of a BERT differs by some 1e-6 to 2e-5; a wrong one by 1e-1 and more."""
 
@@ -176,8 +177,7 @@ def check_parity(
     layouts = plan_layouts(reference.lengths, max_length=max_length)
     found: list[Comparison] = []
     for index, layout in enumerate(layouts):
-        inputs, expected = reference.batch(layout.rows, layout.width)
-        found.append(compare_outputs(expected, run(inputs), inputs[MASK_INPUT]))
+        found.append(_compare_batch(reference, layout, run))
         if on_batch is not None:
             on_batch(index + 1, len(layouts))
     worst = Comparison.worst(found)
@@ -192,6 +192,21 @@ def check_parity(
         longest=max(reference.lengths),
         comparison=worst,
     )
+
+
+def _compare_batch(reference: Reference, layout: Layout, run: Callable[[IntTensors], FloatTensors]) -> Comparison:
+    inputs, expected = reference.batch(layout.rows, layout.width)
+    try:
+        return compare_outputs(expected, run(inputs), inputs[MASK_INPUT])
+    except ValidationError as error:  # no numbers to compare: the run failed, or an output is missing or misshapen
+        raise ParityError(
+            error.message,
+            where=f"{error.where or 'the graph'}, {layout.name} of {len(layout.rows)} x {layout.width} tokens",
+            expected=error.expected,
+            found=error.found,
+            details=(f"first input of the batch: {_shorten(reference.texts[layout.rows[0]])}",),
+            hint=HINT,
+        ) from error
 
 
 def _same(first: float, second: float) -> bool:
@@ -210,7 +225,7 @@ def _parity_error(reference: Reference, layout: Layout, worst: Comparison, failu
             f"its length: {reference.lengths[row]} tokens, filled up to {layout.width}",
             *(() if reference.pairs is None else (f"with the pair: {_shorten(reference.pairs[row])}",)),
         ),
-        hint="nothing was written; the export is wrong for this batch size, length or padding",
+        hint=HINT,
     )
 
 

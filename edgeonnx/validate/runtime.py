@@ -25,7 +25,8 @@ def open_graph(model: Path, tensors: Path | None) -> Callable[[IntTensors], Floa
         tensors: The folder with its external tensors, or None.
 
     Returns:
-        A function that runs the graph: inputs by name to outputs by name.
+        A function that runs the graph: inputs by name to outputs by name. It raises `ValidationError` if the graph
+        fails on them.
 
     Raises:
         ValidationError: ONNX Runtime does not load it.
@@ -45,11 +46,20 @@ def open_graph(model: Path, tensors: Path | None) -> Callable[[IntTensors], Floa
         session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ValidationError(
-            "ONNX Runtime does not load the graph", where=str(model), found=str(error).splitlines()[0][:400]
+            "ONNX Runtime does not load the graph", where=str(model), found=_first_line(error)
         ) from error
     names = [output.name for output in session.get_outputs()]
 
     def run(inputs: IntTensors) -> FloatTensors:
-        return dict(zip(names, session.run(names, inputs), strict=True))
+        try:
+            return dict(zip(names, session.run(names, inputs), strict=True))
+        except Exception as error:
+            raise ValidationError(
+                "ONNX Runtime cannot run the graph", where=str(model), found=_first_line(error)
+            ) from error
 
     return run
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:400]

@@ -95,6 +95,8 @@ def _first_difference(
     }
     for row, want in enumerate(expected):
         for name, value in want.items():
+            if name not in arrays:
+                return f"the model takes {name}, which a text path does not give"
             have = arrays[name][row, : batch.lengths[row]]
             if not np.array_equal(have, value[0]):
                 return f"row {row}: {name} of {texts[row]!r} are {have.tolist()}, not {value[0].tolist()}"

@@ -1,7 +1,7 @@
 # BERT's normalizer, pre-tokenizer and WordPiece as one stream: code points in, ids out.
 #
-# The chain of Hugging Face's BertNormalizer, BertPreTokenizer and WordPiece: each code point is looked up once, most are
-# a LETTER, a SPACE or ALONE, and go straight into the word; a finished word is matched in the vocabulary's trie.
+# The chain of Hugging Face's BertNormalizer, BertPreTokenizer and WordPiece: each code point is looked up once, most
+# are a LETTER, a SPACE or ALONE, and go straight into the word; a finished word is matched in the vocabulary's trie.
 #
 # The one thing that looks beyond its own code point is canonical ordering (UAX #15): NFD sorts each run of nonstarters
 # by combining class. strip_accents then removes most of them, but not those that are not nonspacing marks (U+302E,
@@ -18,7 +18,6 @@ from edgeonnx_ext._trie cimport NO_TOKEN, Trie, trie_step
 
 cdef enum:
     NOWHERE = 0xFFFFFFFF  # a trie node that has no edges
-    MARK_CLASSES = 256
 
 
 # Flags of a character record; edgeonnx_ext/_unicode.py documents them.
@@ -224,7 +223,7 @@ cdef inline void add_ordered(const Rules* rules, Work* work, uint32_t char) noex
 
 cdef inline void flush_marks(const Rules* rules, Work* work) noexcept nogil:
     """Emit the marks that waited, sorted by class, stably: a counting sort, as a text may be all marks."""
-    cdef size_t[MARK_CLASSES] starts
+    cdef size_t[256] starts  # a combining class is a byte
     cdef size_t index, count = work.marks.count, before = 0, here
     cdef uint8_t combining
     memset(starts, 0, sizeof(starts))
@@ -234,7 +233,7 @@ cdef inline void flush_marks(const Rules* rules, Work* work) noexcept nogil:
         if not push_char(&work.sorted_marks, 0):
             work.out_of_memory = True
             return
-    for index in range(MARK_CLASSES):
+    for index in range(<size_t> 256):
         here = starts[index]
         starts[index] = before
         before += here

@@ -52,7 +52,9 @@ def length_limit(max_length: int, specials: int) -> int:
     """
     limit = operator.index(max_length)
     if not specials <= limit < 2**31:
-        raise ValueError(f"max_length: expected at least the {specials} special tokens and less than 2**31, found {limit}")
+        raise ValueError(
+            f"max_length: expected at least the {specials} special tokens and less than 2**31, found {limit}"
+        )
     return limit
 
 

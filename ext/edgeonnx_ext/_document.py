@@ -6,6 +6,7 @@ The parsers of `tokenizer.json` use it; it knows nothing of what the fields mean
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from edgeonnx_ext.errors import TokenizerDataError, UnknownTokenizerError
@@ -13,7 +14,7 @@ from edgeonnx_ext.errors import TokenizerDataError, UnknownTokenizerError
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Object: TypeAlias = "dict[str, Json]"
 
 # Ids travel as int32 in the kernels and as int64 in the buffers.
@@ -31,11 +32,15 @@ def parse(data: bytes) -> Object:
     try:
         root: Json = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
-        raise TokenizerDataError(f"tokenizer.json: expected UTF-8, found byte {data[error.start]:#04x} at {error.start}") from error
+        raise TokenizerDataError(
+            f"tokenizer.json: expected UTF-8, found byte {data[error.start]:#04x} at {error.start}"
+        ) from error
     except json.JSONDecodeError as error:
         raise TokenizerDataError(f"tokenizer.json: expected JSON, found {error} in {len(data)} bytes") from error
     except RecursionError as error:
-        raise TokenizerDataError("tokenizer.json: expected a tokenizer, found JSON that is nested too deeply") from error
+        raise TokenizerDataError(
+            "tokenizer.json: expected a tokenizer, found JSON that is nested too deeply"
+        ) from error
     if not isinstance(root, dict):
         raise TokenizerDataError(f"tokenizer.json: expected a JSON object, found {type(root).__name__}")
     return root
@@ -44,8 +49,8 @@ def parse(data: bytes) -> Object:
 def _unique_keys(pairs: list[tuple[str, Json]]) -> Object:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        keys = sorted(key for key, _ in pairs)
+        twice = next(key for key, following in pairwise(keys) if key == following)
         raise TokenizerDataError(f"tokenizer.json: expected unique keys in each object, found {twice!r} twice")
     return result
 
@@ -127,7 +132,9 @@ def unwrap(root: Object, key: str, items_key: str, known: AbstractSet[str]) -> t
     refuse_unknown_keys(section, {"type", items_key}, key)
     items = section.get(items_key)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise TokenizerDataError(f"tokenizer.json: expected a list of objects at {key}.{items_key}, found {_shown(items)}")
+        raise TokenizerDataError(
+            f"tokenizer.json: expected a list of objects at {key}.{items_key}, found {_shown(items)}"
+        )
     sections = [item for item in items if isinstance(item, dict)]
     for index, item in enumerate(sections):
         expect_type(item, key, f"{key}.{items_key}[{index}]", known)

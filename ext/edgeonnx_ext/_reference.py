@@ -1,13 +1,14 @@
 """The plain Python and NumPy twins of the compiled kernels: same names, same arguments, same errors.
 
 Written to be read beside the Hugging Face sources that they agree with (tokenizers/src/normalizers/bert.rs,
-pre_tokenizers/bert.rs, models/wordpiece/mod.rs, utils/truncation.rs): whole strings, one step after the other, where the
-compiled kernels stream over code points. They serve where there is no compiler, and they are the oracle of the tests.
+pre_tokenizers/bert.rs, models/wordpiece/mod.rs, utils/truncation.rs): whole strings, one step after the other, where
+the compiled kernels stream over code points. They serve where there is no compiler, and are the oracle of the tests.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,7 +89,6 @@ class Tokenized:
     Attributes:
         rows: Number of texts.
         width: Length of the longest row; 0 if there is none.
-        lengths: int64 (rows,): tokens of each row, special tokens included, after truncation.
     """
 
     def __init__(self, ids: list[list[int]], type_ids: list[list[int]], pad_id: int, pad_type_id: int) -> None:
@@ -97,8 +97,12 @@ class Tokenized:
         self._pad_id = pad_id
         self._pad_type_id = pad_type_id
         self.rows = len(ids)
-        self.lengths = np.array([len(row) for row in ids], dtype=np.int64)
         self.width = max(map(len, ids), default=0)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """A new int64 array (rows,): tokens of each row, special tokens included, after truncation."""
+        return np.array([len(row) for row in self._ids], dtype=np.int64)
 
     def write_into(
         self,
@@ -169,11 +173,12 @@ class WordPieceTokenizer:
         specials = self._model.special_count(pair=seconds is not None)
         budget = _checks.length_limit(max_length, specials) - specials
         _checks.refuse_surrogates(items, "texts")
-        if seconds is None:
-            rows = [(self._ids(item, budget)[:budget], []) for item in items]
-        else:
+        if seconds is not None:
             _checks.refuse_surrogates(seconds, "pairs")
-            rows = [self._pair_ids(*both, budget) for both in zip(items, seconds, strict=True)]
+        rows = (
+            (self._ids(text, budget)[:budget], []) if pair is None else self._pair_ids(text, pair, budget)
+            for text, pair in zip(items, seconds or repeat(None), strict=False)
+        )
         filled = [_fill_template(template, first, second) for first, second in rows]
         ids, type_ids = [row[0] for row in filled], [row[1] for row in filled]
         return Tokenized(ids, type_ids, self._pad_id, self._pad_type_id)
@@ -200,7 +205,9 @@ class WordPieceTokenizer:
         """Yield text between added tokens as (section, None), added tokens as ("", id): leftmost, then longest."""
         start = 0
         while start <= len(text):
-            found = [(text.find(token.content, start), -len(token.content), token) for token in self._model.added_tokens]
+            found = [
+                (text.find(token.content, start), -len(token.content), token) for token in self._model.added_tokens
+            ]
             place, negative_length, token = min(
                 (hit for hit in found if hit[0] >= 0), key=lambda hit: hit[:2], default=(-1, 0, None)
             )

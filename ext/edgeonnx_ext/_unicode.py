@@ -1,12 +1,13 @@
-"""The facts about each code point that BERT's normalizer and pre-tokenizer use, read from `bert_unicode.bin`.
+r"""The facts about each code point that BERT's normalizer and pre-tokenizer use, read from `bert_unicode.bin`.
 
 The facts are those of the Hugging Face `tokenizers` library, not of Python's `unicodedata`: its crates carry Unicode
-versions of their own (several at once), and an id may only be the same if the facts are. `ext/tools/make_bert_unicode.py`
-asks the installed library about every code point and writes the file; a unit test asks again and compares.
+versions of their own (several at once), and an id is only sure to be the same if the facts are.
+`ext/tools/make_bert_unicode.py` asks the installed library about every code point and writes the file; a unit test asks
+again and compares.
 
 The file, all integers little-endian:
 
-    header, 64 bytes   magic 8s "EOBERTU\\0", format u16, block_shift u16, blocks u32, records u32, pool u32,
+    header, 64 bytes   magic 8s "EOBERTU\0", format u16, block_shift u16, blocks u32, records u32, pool u32,
                        crc32 u32 of all that follows the header, tokenizers version 24s, 12 bytes of zeros
     stage1             u16[0x110000 >> block_shift]: block of a code point's upper bits
     stage2             u16[blocks << block_shift]: record of (block, lower bits)

@@ -173,11 +173,17 @@ cdef class Tokenized:
     cdef int32_t pad_type_id
     cdef readonly Py_ssize_t rows
     cdef readonly Py_ssize_t width
-    cdef readonly object lengths
+    cdef Ids row_lengths
 
     def __dealloc__(self):
         free(self.ids.items)
         free(self.type_ids.items)
+        free(self.row_lengths.items)
+
+    @property
+    def lengths(self):
+        """A new int64 array (rows,): tokens of each row."""
+        return np.array([self.row_lengths.items[row] for row in range(self.rows)], dtype=np.int64)
 
     def write_into(self, input_ids, attention_mask, token_type_ids):
         """Write ids, mask and type ids, padded on the right, into the caller's buffers."""
@@ -187,19 +193,19 @@ cdef class Tokenized:
         cdef int64_t[:, ::1] ids = input_ids
         cdef int64_t[:, ::1] mask = attention_mask
         cdef int64_t[:, ::1] types = token_type_ids
-        cdef const int64_t[::1] lengths = self.lengths
-        cdef Py_ssize_t row, column, start = 0, width = ids.shape[1]
+        cdef Py_ssize_t row, column, length, start = 0, width = ids.shape[1]
         with nogil:
             for row in range(self.rows):
-                for column in range(lengths[row]):
+                length = self.row_lengths.items[row]
+                for column in range(length):
                     ids[row, column] = self.ids.items[start + column]
                     mask[row, column] = 1
                     types[row, column] = self.type_ids.items[start + column]
-                for column in range(lengths[row], width):
+                for column in range(length, width):
                     ids[row, column] = self.pad_id
                     mask[row, column] = 0
                     types[row, column] = self.pad_type_id
-                start += lengths[row]
+                start += length
 
 
 cdef class WordPieceTokenizer:
@@ -291,7 +297,6 @@ cdef class WordPieceTokenizer:
         out.rows = len(items)
         out.pad_id = self.pad_id
         out.pad_type_id = self.pad_type_id
-        out.lengths = np.empty(out.rows, dtype=np.int64)
         cdef Text* views = NULL
         cdef Text* pair_views = NULL
         try:
@@ -309,7 +314,6 @@ cdef class WordPieceTokenizer:
     cdef object fill(self, Tokenized out, const Text* views, const Text* pair_views, size_t budget):
         cdef const Piece* pieces = self.templates if pair_views == NULL else self.templates + self.single_pieces
         cdef Py_ssize_t count = self.single_pieces if pair_views == NULL else self.pair_pieces
-        cdef int64_t[::1] lengths = out.lengths
         cdef Work work
         cdef Py_ssize_t row
         cdef size_t before
@@ -322,10 +326,10 @@ cdef class WordPieceTokenizer:
                 if pair_views != NULL:
                     pair = &pair_views[row]
                 room = tokenize_row(&self.rules, &work, &views[row], pair, budget, pieces, count, out)
+                room = room and push_id(&out.row_lengths, <int32_t> (out.ids.count - before))
                 if not room:
                     break
-                lengths[row] = out.ids.count - before
-                out.width = max(out.width, <Py_ssize_t> lengths[row])
+                out.width = max(out.width, <Py_ssize_t> (out.ids.count - before))
             free_work(&work)
         if not room:
             raise MemoryError(f"row {row}: expected memory for its ids, found none")

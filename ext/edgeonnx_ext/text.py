@@ -1,7 +1,8 @@
 """Text to padded int64 batches: what the build host and the device agent call.
 
 `open_text_encoder` takes a `tokenizer.json` and returns the WordPiece kernel where it knows the tokenizer, and the
-`tokenizers` library behind the same interface where it does not; `backend` and `reason` of the result say which and why.
+`tokenizers` library behind the same interface where it does not; `backend` and `reason` of the result tell which
+and why.
 """
 
 from __future__ import annotations
@@ -43,18 +44,17 @@ class TextBatch:
 
 
 class TextEncoder(Protocol):
-    """Turns texts, or pairs of texts, into batches.
-
-    Attributes:
-        backend: "wordpiece-native", "wordpiece-reference" or "tokenizers".
-        reason: Why the `tokenizers` library does it; None for the kernels.
-    """
+    """Turns texts, or pairs of texts, into batches."""
 
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str:
+        """What tokenizes: "wordpiece-native", "wordpiece-reference" or "tokenizers"."""
+        ...
 
     @property
-    def reason(self) -> str | None: ...
+    def reason(self) -> str | None:
+        """Why the `tokenizers` library does it; None for the kernels."""
+        ...
 
     def encode(
         self,
@@ -200,8 +200,8 @@ def open_text_encoder(
 ) -> TextEncoder:
     """Open a tokenizer.
 
-    Lengths in the document (its truncation and padding) are ignored: `max_length` and the calls decide. Padding is on the
-    right. Pairs are truncated longest first.
+    Lengths in the document (its truncation and padding) are ignored: `max_length` and the calls decide. Padding is on
+    the right. Pairs are truncated longest first.
 
     Args:
         tokenizer_json: Bytes of a `tokenizer.json`.

@@ -1,8 +1,9 @@
 """What a WordPiece `tokenizer.json` says, as one frozen description; everything that we do not know is refused.
 
 `WordPieceModel.from_tokenizer_json` reads the document field by field. The rule: a feature is accepted only if the
-kernels do it exactly as Hugging Face `tokenizers` does; anything else raises UnknownTokenizerError with its place in the
-document, so that the caller can hand the tokenizer to the `tokenizers` library. A broken document is TokenizerDataError.
+kernels do it exactly as Hugging Face `tokenizers` does; anything else raises UnknownTokenizerError with its place in
+the document, so that the caller can hand the tokenizer to the `tokenizers` library. A broken document raises
+TokenizerDataError.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ def _read_added_tokens(root: Object, vocab: Mapping[str, int]) -> tuple[AddedTok
         assigned = vocab.get(content, tokens.get(content, following))
         if token_id != assigned:
             raise UnknownTokenizerError(
-                f"added token {content!r} with id {token_id} at added_tokens[{index}], where tokenizers assigns {assigned}"
+                f"added token {content!r} with id {token_id} at added_tokens[{index}], "
+                f"where tokenizers assigns {assigned}"
             )
         following += content not in vocab and content not in tokens
         tokens[content] = token_id
@@ -277,7 +279,9 @@ def _read_special_tokens(entries: Object, path: str, known: Mapping[str, int]) -
         entry = document.get_object(entries, name, f"{path}.special_tokens")
         ids, tokens = entry.get("ids"), entry.get("tokens")
         if not isinstance(ids, list) or not isinstance(tokens, list) or len(ids) != len(tokens):
-            raise TokenizerDataError(f"tokenizer.json: expected ids and tokens of one length at {place}, found {entry!r}")
+            raise TokenizerDataError(
+                f"tokenizer.json: expected ids and tokens of one length at {place}, found {entry!r}"
+            )
         specials[name] = [document.index_of(token_id, f"{place}.ids") for token_id in ids]
         for token, token_id in zip(tokens, specials[name], strict=True):
             _expect_known(token, token_id, known, place)
@@ -289,8 +293,8 @@ def _expect_known(token: Json, token_id: int, known: Mapping[str, int], path: st
     if found != token_id:
         where = "not in the vocabulary" if found is None else f"{found} in the vocabulary"
         raise TokenizerDataError(
-            f"tokenizer.json: expected the vocabulary to give the special token {token!r} the id {token_id} that stands "
-            f"at {path}; it is {where}"
+            f"tokenizer.json: expected the vocabulary to give the special token {token!r} the id {token_id} that "
+            f"stands at {path}; it is {where}"
         )
 
 

@@ -52,37 +52,39 @@ def normalizer(*, clean: bool = False, cjk: bool = False, strip: bool = False, l
     return BertNormalizer(clean_text=clean, handle_chinese_chars=cjk, strip_accents=strip, lowercase=lower)
 
 
-def apply_each(normalize: Callable[[str], str], chars: list[str]) -> dict[str, str]:
-    """Return `normalize` of each character alone, asked in bulk because a call per character is slow."""
+def changes(normalize: Callable[[str], str], chars: list[str]) -> dict[str, str]:
+    """Return what `normalize` makes of each of `chars` that it changes; asked in bulk, as a call for each is slow."""
     results: dict[str, str] = {}
     for chunk in chunks(chars):
-        parts = normalize(SEPARATOR.join(chunk)).split(SEPARATOR)
+        joined = SEPARATOR.join(chunk)
+        result = normalize(joined)
+        if result == joined:
+            continue
+        parts = result.split(SEPARATOR)
         if len(parts) != len(chunk):  # the chunk holds the separator itself, or something that maps to it
             parts = [normalize(char) for char in chunk]
-        results.update(zip(chunk, parts, strict=True))
+        results.update((char, part) for char, part in zip(chunk, parts, strict=True) if char != part)
     return results
 
 
 def split_flags(chars: list[str]) -> dict[str, int]:
-    """Return SPLIT, PUNCTUATION or 0 for each character, from where BertPreTokenizer cuts "xaxax...".
+    """Return SPLIT or PUNCTUATION for the characters that BertPreTokenizer cuts at, probed between letters.
 
-    Each probed character stands at an even position, between letters. One that no piece covers was removed
-    (whitespace); one that is a piece alone was isolated (punctuation).
+    A character that no piece covers was removed (whitespace); one that is a piece alone was isolated (punctuation).
     """
     pre_tokenizer = BertPreTokenizer()
     flags: dict[str, int] = {}
     for chunk in chunks(chars):
-        spans = [span for _, span in pre_tokenizer.pre_tokenize_str("a" + "a".join(chunk) + "a")]
+        text = "a" + "a".join(chunk) + "a"
+        spans = [span for _, span in pre_tokenizer.pre_tokenize_str(text)]
         covered = {position for start, end in spans for position in range(start, end)}
-        alone = {start for start, end in spans if end - start == 1}
-        for index, char in enumerate(chunk):
-            position = 2 * index + 1
-            isolated = table_format.PUNCTUATION if position in alone else 0
-            flags[char] = isolated if position in covered else table_format.SPLIT
+        removed = {text[position]: table_format.SPLIT for position in range(len(text)) if position not in covered}
+        alone = {text[start]: table_format.PUNCTUATION for start, end in spans if end - start == 1}
+        flags |= {char: flag for char, flag in (removed | alone).items() if char != "a"}
     return flags
 
 
-def combining_classes(decomposed: dict[str, str]) -> dict[str, int]:
+def combining_classes(chars: list[str], decomposed: dict[str, str]) -> dict[str, int]:
     """Return the canonical combining class of each character that has one, from how NFD orders it among known marks.
 
     Python's `unicodedata` only names one mark for each class; the class of every character is then that of the mark
@@ -90,11 +92,9 @@ def combining_classes(decomposed: dict[str, str]) -> dict[str, int]:
     """
     nfd = NFD().normalize_str
     # A nonstarter changes places with the lowest class behind it, or with the highest before it.
-    lows = apply_each(nfd, [char + LOWEST_MARK for char in decomposed])
-    highs = apply_each(nfd, [HIGHEST_MARK + char for char in decomposed])
-    moved = {low[0] for low, result in lows.items() if low != result}
-    moved |= {high[1] for high, result in highs.items() if high != result}
-    nonstarters = [char for char, own in decomposed.items() if own == char and char in moved]
+    moved = {pair[0] for pair in changes(nfd, [char + LOWEST_MARK for char in chars])}
+    moved |= {pair[1] for pair in changes(nfd, [HIGHEST_MARK + char for char in chars])}
+    nonstarters = sorted(char for char in moved if char not in decomposed)
     # Reversed: of each class the lowest code point stays.
     marks = {unicodedata.combining(char): char for char in reversed(nonstarters) if unicodedata.combining(char)}
     classes: dict[str, int] = {}
@@ -109,45 +109,50 @@ def combining_classes(decomposed: dict[str, str]) -> dict[str, int]:
 def probe() -> dict[int, table_format.CharFacts]:
     """Return the facts of each code point that has any: that some step removes, replaces, reorders or splits at."""
     chars = characters()
-    cleaned = apply_each(normalizer(clean=True).normalize_str, chars)
-    spaced = apply_each(normalizer(cjk=True).normalize_str, chars)
-    stripped = apply_each(normalizer(strip=True).normalize_str, chars)
-    lowered = apply_each(normalizer(lower=True).normalize_str, chars)
-    decomposed = apply_each(NFD().normalize_str, chars)
-    flags = split_flags(chars)
-    classes = combining_classes(decomposed)
-    for char in chars:
-        if cleaned[char] != char:
-            flags[char] |= _clean_flag(char, cleaned[char])
-        if spaced[char] != char:
-            _expect(spaced[char] == f" {char} ", char, "gets a space on both sides")
-            flags[char] |= table_format.CJK
-        if stripped[char] != char or decomposed[char] != char:
-            flags[char] |= _strip_flag(char, stripped, decomposed)
-    return {
-        ord(char): table_format.CharFacts(
-            flags=flags[char], combining=classes.get(char, 0), nfd=decomposed[char], lower=lowered[char]
+    cleaned = changes(normalizer(clean=True).normalize_str, chars)
+    spaced = changes(normalizer(cjk=True).normalize_str, chars)
+    stripped = changes(normalizer(strip=True).normalize_str, chars)
+    lowered = changes(normalizer(lower=True).normalize_str, chars)
+    decomposed = changes(NFD().normalize_str, chars)
+    split = split_flags(chars)
+    classes = combining_classes(chars, decomposed)
+    facts: dict[int, table_format.CharFacts] = {}
+    for char in sorted(set().union(cleaned, spaced, stripped, lowered, decomposed, split, classes)):
+        flags = split.get(char, 0) | _clean_flag(char, cleaned) | _cjk_flag(char, spaced)
+        facts[ord(char)] = table_format.CharFacts(
+            flags=flags | _strip_flag(char, stripped, decomposed),
+            combining=classes.get(char, 0),
+            nfd=decomposed.get(char, char),
+            lower=lowered.get(char, char),
         )
-        for char in chars
-        if flags[char] or char in classes or decomposed[char] != char or lowered[char] != char
-    }
+    return facts
+
+
+def _clean_flag(char: str, cleaned: dict[str, str]) -> int:
+    if char not in cleaned:
+        return 0
+    _expect(cleaned[char] in ("", " "), char, "is kept, removed or made a space by clean_text")
+    return table_format.CLEAN_SPACE if cleaned[char] else table_format.CLEAN_DROP
+
+
+def _cjk_flag(char: str, spaced: dict[str, str]) -> int:
+    if char not in spaced:
+        return 0
+    _expect(spaced[char] == f" {char} ", char, "gets a space on both sides")
+    return table_format.CJK
 
 
 def _strip_flag(char: str, stripped: dict[str, str], decomposed: dict[str, str]) -> int:
     """Return NONSPACING or HANGUL, if the character is one, after checking that it decomposes as the kernels assume."""
-    if decomposed[char] == char:
-        _expect(stripped[char] == "", char, "is kept or removed by strip_accents")
-        return table_format.NONSPACING
-    _expect(stripped[char] == "".join(stripped[part] for part in decomposed[char]), char, "loses only nonspacing marks")
+    if char not in decomposed:
+        _expect(stripped.get(char, "") == "", char, "is kept or removed by strip_accents")
+        return table_format.NONSPACING if char in stripped else 0
+    kept = "".join(stripped.get(part, part) for part in decomposed[char])
+    _expect(stripped.get(char, char) == kept, char, "loses exactly its nonspacing marks")
     if ord(char) not in table_format.HANGUL_SYLLABLES:
         return 0
     _expect(decomposed[char] == table_format.hangul_jamo(ord(char)), char, "decomposes as Hangul does")
     return table_format.HANGUL
-
-
-def _clean_flag(char: str, cleaned: str) -> int:
-    _expect(cleaned in ("", " "), char, "is kept, removed or made a space by clean_text")
-    return table_format.CLEAN_SPACE if cleaned else table_format.CLEAN_DROP
 
 
 def _expect(condition: bool, char: str, what: str) -> None:

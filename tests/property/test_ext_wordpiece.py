@@ -6,23 +6,26 @@ import itertools
 import unicodedata
 from functools import lru_cache
 
+import edgeonnx_ext
 import pytest
+from edgeonnx_ext import WordPieceModel, _reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-import edgeonnx_ext
-from edgeonnx_ext import WordPieceModel, _reference
 from tests.support.texts import bert_tokenizer_json
 
 FLAGS = list(itertools.product([True, False], [True, False], [None, True, False], [True, False]))
 # Where context or a table could go wrong: marks of many classes (some kept by strip_accents, some unknown to one of the
 # library's tables), decompositions, Hangul syllables and jamo, CJK of both kinds, case pairs, whitespace, controls.
-MARKS = "\u0301\u0323\u0334\u0345\u0315\u0344\u034f\u0f73\u0f74\u0901\u093c\u094d\u08d4\u0898\u1b44\u1dfb\u302a\u302e\u302f\ua953"
+MARKS = "\u0301\u0323\u0334\u0345\u0315\u0344\u034f\u0f73\u0f74\u0901\u093c\u094d\u08d4\u0898"
+MARKS += "\u1b44\u1dfb\u302a\u302e\u302f\ua953"
 MARKS += "\U0001d165\U0001d166\U0001d16d\U0001d17b\U00011046\U0001e000\U0001e94a\U00016ff0\u20d0\ufe00\ufe0f\ufe20"
 LETTERS = "aAzßéÉǅİıΣσςΑάϓK\u212b\u1e9e\u1fbcЙйՖיִ\u0958\u0929ｱﾊﾞ\u0cca\u0dddĲﬁ\u2160Ⓐ\U00010400\U0001d15e\U0001d400"
 ASIAN = "가각힣\u1100\u1161\u11a8ㄱ中漢\u3400\U00020000\U0002b820\uf900\ufa0e\U0002f800、。あぱか\u3099"
-OTHERS = " \t\n\r\0\x0b\x1c\x7f\x85\xa0\u1680\u2003\u2028\u200b\u200d\u202e\ufeff\ufffd\ufffe\ue000.,!-_'’“¿$+^`|~«\u2060"
+OTHERS = (
+    " \t\n\r\0\x0b\x1c\x7f\x85\xa0\u1680\u2003\u2028\u200b\u200d\u202e\ufeff\ufffd\ufffe\ue000.,!-_'’“¿$+^`|~«\u2060"
+)
 OTHERS += "\U0001f600\U0001f469\u200d\U0001f469\U0001f3fd\U0001f1e9\u2764\U000e0041"
 POOL = MARKS + LETTERS + ASIAN + OTHERS
 SPECIALS = ["[CLS]", "[SEP]", "[MASK]", "[UNK]", "[PAD]", "[mask]", "[", "]", "[CL", "##", "##a"]
@@ -42,7 +45,9 @@ texts = st.lists(
 def tokenizers_for(flags: tuple[bool, bool, bool | None, bool]) -> tuple[Tokenizer, object, object]:
     """Return the library's tokenizer, the kernel in use, and the twin, over a vocabulary that spells POOL."""
     alphabet = POOL + "".join(map(chr, range(33, 127)))
-    alphabet += unicodedata.normalize("NFD", alphabet) + alphabet.lower() + unicodedata.normalize("NFD", alphabet).lower()
+    alphabet += (
+        unicodedata.normalize("NFD", alphabet) + alphabet.lower() + unicodedata.normalize("NFD", alphabet).lower()
+    )
     clean_text, handle_chinese_chars, strip_accents, lowercase = flags
     data = bert_tokenizer_json(
         clean_text=clean_text,
@@ -66,7 +71,7 @@ def rows(kernel: object, texts: list[str], pairs: list[str] | None, max_length: 
     return [[buffer[row, :length].tolist() for buffer in buffers] for row, length in enumerate(tokenized.lengths)]
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(flags=st.sampled_from(FLAGS), batch=st.lists(texts, min_size=1, max_size=4), max_length=st.integers(2, 40))
 def test_texts_give_the_ids_of_the_library(flags, batch: list[str], max_length: int) -> None:
     library, kernel, twin = tokenizers_for(flags)
@@ -76,7 +81,7 @@ def test_texts_give_the_ids_of_the_library(flags, batch: list[str], max_length: 
     assert rows(twin, batch, None, max_length) == expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(flags=st.sampled_from(FLAGS), pair=st.tuples(texts, texts), max_length=st.integers(3, 24))
 def test_pairs_give_the_ids_of_the_library(flags, pair: tuple[str, str], max_length: int) -> None:
     library, kernel, twin = tokenizers_for(flags)

@@ -135,6 +135,9 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(noise * 0.2 + ("norm" in name.lower() and name.endswith("weight")))
             else:
                 parameter.copy_(noise * (0.6 if "embedding" in name else 1.2 / parameter.shape[-1] ** 0.5))
+        for module in model.modules():  # training never touches the padding token's row; some families rely on that
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx] = 0.0
 
 
 @functools.cache

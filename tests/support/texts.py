@@ -6,7 +6,6 @@ Neither is part of this repository. The texts are cached under `.work/data/`, wh
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 import tarfile
@@ -47,7 +46,7 @@ def vader_archive() -> Path:
             downloaded = list(Path(folder).glob("*.tar.gz"))
             if len(downloaded) != 1:
                 raise RuntimeError(f"expected one sdist from {' '.join(command)}, found {downloaded}: {result.stderr}")
-            os.replace(downloaded[0], archive)
+            downloaded[0].replace(archive)
     return archive
 
 
@@ -86,8 +85,8 @@ def bert_tokenizer_json(
         handle_chinese_chars: See `clean_text`.
         strip_accents: See `clean_text`.
         lowercase: See `clean_text`.
-        alphabet: None: MiniLM's vocabulary. Otherwise a vocabulary that spells: each of these characters is a token, alone
-            and continuing a word, so that the ids show exactly what normalization made of a text.
+        alphabet: None: MiniLM's vocabulary. Otherwise a vocabulary that spells: each of these characters is a token,
+            alone and continuing a word, so that the ids show exactly what normalization made of a text.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece

@@ -32,9 +32,7 @@ def test_without_a_provider_everything_else_stays() -> None:
         instruction_sets=frozenset({"avx2"}),
         memory_bytes=5,
     )
-    expected = DeviceProfile(
-        providers=("CPUExecutionProvider",), instruction_sets=frozenset({"avx2"}), memory_bytes=5
-    )
+    expected = DeviceProfile(providers=("CPUExecutionProvider",), instruction_sets=frozenset({"avx2"}), memory_bytes=5)
     assert without(profile, "CUDAExecutionProvider") == expected
 
 

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import edgeonnx_ext
+import numpy as np
+import pytest
+from edgeonnx_ext import TextEncoder, TokenizerDataError, UnknownTokenizerError, open_text_encoder
+from tokenizers import Tokenizer
+
+from tests.support.texts import vader_texts
+
+NATIVE = "wordpiece-native" if edgeonnx_ext.HAS_NATIVE else "wordpiece-reference"
+
+
+def unknown(data: bytes) -> bytes:
+    """The same tokenizer behind a normalizer that the kernels do not know."""
+    root = json.loads(data)
+    root["normalizer"] = {"type": "Sequence", "normalizers": [root["normalizer"], {"type": "NFC"}]}
+    return json.dumps(root).encode()
+
+
+@pytest.fixture(params=["wordpiece", "tokenizers"])
+def encoder(request: pytest.FixtureRequest, minilm_json: bytes) -> TextEncoder:
+    return open_text_encoder(minilm_json, max_length=16, pad_id=0, backend=request.param)
+
+
+def test_it_says_which_backend_and_why(minilm_json: bytes) -> None:
+    known = open_text_encoder(minilm_json, max_length=16, pad_id=0)
+    assert (known.backend, known.reason) == (NATIVE, None)
+    other = open_text_encoder(unknown(minilm_json), max_length=16, pad_id=0)
+    assert (other.backend, other.reason) == ("tokenizers", "normalizer type 'NFC' at normalizer.normalizers[1]")
+    forced = open_text_encoder(minilm_json, max_length=16, pad_id=0, backend="tokenizers")
+    assert (forced.backend, forced.reason) == ("tokenizers", "backend='tokenizers' was asked for")
+
+
+def test_a_batch_is_padded_to_its_longest_row(encoder: TextEncoder) -> None:
+    batch = encoder.encode(["hello world", ""])
+    assert batch.input_ids.tolist() == [[101, 7592, 2088, 102], [101, 102, 0, 0]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch.token_type_ids.tolist() == [[0] * 4] * 2
+    assert batch.lengths.tolist() == [4, 2]
+    arrays = (batch.input_ids, batch.attention_mask, batch.token_type_ids, batch.lengths)
+    assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in arrays)
+
+
+def test_pairs_have_type_ids(encoder: TextEncoder) -> None:
+    batch = encoder.encode(["hello", "a"], ["world", "b c"])
+    assert batch.input_ids.tolist() == [[101, 7592, 102, 2088, 102, 0], [101, 1037, 102, 1038, 1039, 102]]
+    assert batch.token_type_ids.tolist() == [[0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]]
+
+
+def test_both_backends_give_the_same_batches(minilm_json: bytes) -> None:
+    texts = vader_texts()[::23]
+    options = {"max_length": 33, "pad_id": 5, "pad_type_id": 1, "strip": True, "lowercase": True, "prefix": " Query: "}
+    kernel = open_text_encoder(minilm_json, **options)
+    library = open_text_encoder(minilm_json, backend="tokenizers", **options)
+    for pairs in (None, texts[::-1]):
+        ours, theirs = kernel.encode(texts, pairs), library.encode(texts, pairs)
+        for name in ("input_ids", "attention_mask", "token_type_ids", "lengths"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_a_width_may_be_given(encoder: TextEncoder) -> None:
+    assert encoder.encode(["hello"], width=8).input_ids.shape == (1, 8)
+    assert encoder.encode(["hello"], pad_to_multiple_of=8).input_ids.shape == (1, 8)
+    assert encoder.encode(["hello"], pad_to_multiple_of=3).input_ids.shape == (1, 3)
+    with pytest.raises(ValueError, match="width: expected at least 3, the longest row, found 2"):
+        encoder.encode(["hello"], width=2)
+    with pytest.raises(ValueError, match="pad_to_multiple_of: expected 1 or more, found 0"):
+        encoder.encode(["hello"], pad_to_multiple_of=0)
+    with pytest.raises(ValueError, match="found both"):
+        encoder.encode(["hello"], width=8, pad_to_multiple_of=8)
+
+
+def test_prefix_comes_first_then_strip_then_lower_case(minilm_json: bytes) -> None:
+    def ids(text: str, pair: str | None = None, **options: object) -> list[int]:
+        data = minilm_json.replace(b'"lowercase":true', b'"lowercase":false').replace(
+            b'"lowercase": true', b'"lowercase": false'
+        )
+        encoder = open_text_encoder(data, max_length=32, pad_id=0, **options)
+        return encoder.encode([text], None if pair is None else [pair]).input_ids[0].tolist()
+
+    assert ids("HELLO") != ids("hello")
+    assert ids("HELLO", lowercase=True) == ids("hello")
+    assert ids("World", prefix="Hello ", lowercase=True) == ids("hello world")
+    assert ids("a", "B", prefix="c ", lowercase=True) == ids("c a", "b")
+
+
+def test_strip_is_seen_by_a_tokenizer_that_keeps_spaces() -> None:
+    from tokenizers.models import WordLevel
+
+    data = Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).to_str().encode()
+    plain, stripped = (open_text_encoder(data, max_length=8, pad_id=0, strip=strip) for strip in (False, True))
+    assert plain.encode([" a "]).input_ids.tolist() == [[1]]
+    assert stripped.encode([" a "], [" a\n"]).input_ids.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([],), ValueError, "texts: expected at least one text, found none"),
+        (("hello",), TypeError, "found one str"),
+        (([1],), TypeError, r"texts\[0\]: expected a str, found int"),
+        ((["a"], []), ValueError, "pairs: expected one for each of the 1 texts, found 0"),
+        ((["a", "b\ud800"],), ValueError, r"texts\[1\]: .* U\+D800 at character 1\."),
+        ((["a"], ["\udfff"]), ValueError, r"pairs\[0\]: .* U\+DFFF at character 0\."),
+    ],
+)
+def test_bad_texts_are_refused_alike(
+    encoder: TextEncoder, arguments: tuple, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        encoder.encode(*arguments)
+
+
+@pytest.mark.parametrize("backend", ["wordpiece", "tokenizers"])
+def test_positions_of_surrogates_are_those_of_the_callers_text(minilm_json: bytes, backend: str) -> None:
+    encoder = open_text_encoder(minilm_json, max_length=8, pad_id=0, prefix="query: ", strip=True, backend=backend)
+    with pytest.raises(ValueError, match="at character 3"):
+        encoder.encode(["  a\udc80"])
+
+
+@pytest.mark.parametrize("backend", ["wordpiece", "tokenizers"])
+def test_a_max_length_without_room_is_refused(minilm_json: bytes, backend: str) -> None:
+    with pytest.raises(ValueError, match="expected at least the 2 special tokens"):
+        open_text_encoder(minilm_json, max_length=1, pad_id=0, backend=backend)
+    with pytest.raises(ValueError, match="pad_id: expected an integer"):
+        open_text_encoder(minilm_json, max_length=8, pad_id=-1, backend=backend)
+    with pytest.raises(ValueError, match="expected at least the 3 special tokens"):
+        open_text_encoder(minilm_json, max_length=2, pad_id=0, backend=backend).encode(["a"], ["b"])
+
+
+@pytest.mark.parametrize("backend", ["auto", "wordpiece", "tokenizers"])
+@pytest.mark.parametrize("data", [b"", b"{}x", b"\xff"])
+def test_a_broken_document_is_refused(data: bytes, backend: str) -> None:
+    with pytest.raises(TokenizerDataError, match=r"tokenizer\.json"):
+        open_text_encoder(data, max_length=8, pad_id=0, backend=backend)
+
+
+def test_only_auto_hands_over_to_the_library(minilm_json: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownTokenizerError, match="NFC"):
+        open_text_encoder(unknown(minilm_json), max_length=8, pad_id=0, backend="wordpiece")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UnknownTokenizerError, match=r"NFC.*pip install tokenizers"):
+        open_text_encoder(unknown(minilm_json), max_length=8, pad_id=0)
+    assert open_text_encoder(minilm_json, max_length=8, pad_id=0).backend == NATIVE
+    with pytest.raises(ValueError, match="backend: expected one of auto, wordpiece, tokenizers, found 'bpe'"):
+        open_text_encoder(minilm_json, max_length=8, pad_id=0, backend="bpe")
+
+
+def test_the_library_keeps_the_tokenizers_own_side_of_truncation(minilm_json: bytes) -> None:
+    root = json.loads(minilm_json)
+    root["truncation"] = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    encoder = open_text_encoder(json.dumps(root).encode(), max_length=4, pad_id=0)
+    assert encoder.reason == "truncation direction 'Left' at truncation.direction"
+    assert encoder.encode(["a b c d"]).input_ids.tolist() == [[101, 1039, 1040, 102]]
