@@ -1,17 +1,21 @@
-"""What a sentence-transformers directory does around its encoder, read from its configuration files.
-
-`modules.json` lists the modules in order; each has a folder with its own configuration. Nothing of it is imported:
-class names are compared as text, and what is not known is refused.
-"""
+"""What a sentence-transformers directory does around its encoder, read from its configuration files."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from edgeonnx.errors import CorruptSourceError, UnsafePathError, UnsafeSourceError, UnsupportedModelError
-from edgeonnx.spec.paths import check_relative_path
+from edgeonnx.errors import UnsupportedModelError
+from edgeonnx.export.module_files import (
+    MODEL_FILE,
+    default_prompt,
+    has_modules,
+    model_config,
+    module_config,
+    read_encoder_settings,
+    read_modules,
+    unsupported_modules,
+)
 
 if TYPE_CHECKING:
     from edgeonnx.export.source import Source
@@ -51,6 +55,7 @@ class EmbeddingHead:
         max_length: `max_seq_length` from the directory, or None.
         lowercase: Whether text is lower-cased before the tokenizer.
         prefix: The default prompt.
+        keep: Leading elements of the result that are kept (`truncate_dim`), or None for all.
     """
 
     pooling: tuple[str, ...]
@@ -58,6 +63,12 @@ class EmbeddingHead:
     max_length: int | None
     lowercase: bool
     prefix: str
+    keep: int | None = None
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the embeddings have length 1."""
+        return self.keep is None and self.layers[-1:] == ("normalize",)
 
 
 def read_embedding_head(source: Source) -> EmbeddingHead:
@@ -68,24 +79,16 @@ def read_embedding_head(source: Source) -> EmbeddingHead:
     Raises:
         UnsupportedModelError: A module or a setting is not known.
     """
-    modules = _read_modules(source)
+    if not has_modules(source):
+        return EmbeddingHead(pooling=("mean",), layers=(), max_length=None, lowercase=False, prefix="")
+    modules = read_modules(source)
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"]:
-        _unsupported_module(source, " -> ".join(kinds), expected="Transformer -> Pooling -> (Dense | Normalize)*")
-    if modules[0][1]:
-        _unsupported_module(source, modules[0][1], expected='the encoder\'s files beside modules.json (path "")')
-    layers: list[DenseLayer | str] = []
-    for kind, folder in modules[2:]:
-        if kind == "Normalize":
-            layers.append("normalize")
-        elif kind == "Dense":
-            layers.append(_read_dense(source, folder))
-        else:
-            _unsupported_module(source, kind, expected="Dense or Normalize")
-    bert = source.read_json("sentence_bert_config.json") or {}
-    max_length = bert.get("max_seq_length")
+        unsupported_modules(source, " -> ".join(kinds), expected="Transformer -> Pooling -> (Dense | Normalize)*")
+    config = model_config(source, "SentenceTransformer")
+    settings = read_encoder_settings(source, output="last_hidden_state")
     pooling, with_prompt = _read_pooling(source, modules[1][1])
-    prefix = _default_prompt(source)
+    prefix = default_prompt(config)
     if prefix and not with_prompt:
         raise UnsupportedModelError(
             "leaves the default prompt out of the pooling, which is not supported",
@@ -93,50 +96,51 @@ def read_embedding_head(source: Source) -> EmbeddingHead:
         )
     return EmbeddingHead(
         pooling=pooling,
-        layers=tuple(layers),
-        max_length=max_length if isinstance(max_length, int) and max_length > 0 else None,
-        lowercase=bert.get("do_lower_case") is True,
+        layers=tuple(_read_layer(source, kind, folder) for kind, folder in modules[2:]),
+        max_length=settings.max_length,
+        lowercase=settings.lowercase,
         prefix=prefix,
+        keep=_read_truncation(source, config),
     )
 
 
-def _read_modules(source: Source) -> list[tuple[str, str]]:
-    """Class name and folder of each module in `modules.json`."""
-    file = source.path / "modules.json"
-    if not file.is_file():
-        return [("Transformer", ""), ("Pooling", "")]
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-        modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in entries]
-        foreign = [entry["type"] for entry in entries if not str(entry["type"]).startswith("sentence_transformers.")]
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
-        _unsupported_module(source, repr(error), expected="a list of objects with type and path")
-    if foreign:
-        _unsupported_module(
-            source, str(foreign[0]), expected="modules of sentence-transformers (other code is never run)"
+def _read_truncation(source: Source, config: dict[str, object]) -> int | None:
+    kept = config.get("truncate_dim")
+    if kept is not None and (not isinstance(kept, int) or kept < 1):
+        raise UnsupportedModelError(
+            "the truncation of the embedding is not usable",
+            where=f"{source.identity}: {MODEL_FILE}: truncate_dim",
+            expected="a positive integer",
+            found=repr(kept)[:80],
         )
-    for index, (_, folder) in enumerate(modules):
-        _check_folder(source, folder, f"[{index}].path")
-    return modules
+    return kept
 
 
-def _check_folder(source: Source, folder: str, field: str) -> None:
-    """A module's files are below the source's own directory."""
-    where = f"{source.identity}: modules.json: {field}"
-    try:
-        if folder:
-            check_relative_path(folder, where=where)
-    except UnsafePathError as error:
-        raise UnsafeSourceError(
-            "names a folder outside the model", where=where, expected=error.expected, found=error.found
-        ) from None
+def _read_layer(source: Source, kind: str, folder: str) -> DenseLayer | str:
+    if kind == "Dense":
+        return _read_dense(source, folder)
+    if kind != "Normalize":
+        unsupported_modules(source, kind, expected="Dense or Normalize")
+    # Older releases write no configuration for it.
+    _refuse_renamed(source, folder, (source.read_json(f"{folder}/config.json") if folder else None) or {})
+    return "normalize"
+
+
+def _refuse_renamed(source: Source, folder: str, config: dict[str, object]) -> None:
+    """A module after the pooling reads and writes the sentence embedding, and nothing else."""
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise UnsupportedModelError(
+                "a module has a setting that is not supported: it works on something else than the embedding",
+                where=f"{source.identity}: {folder}/config.json: {key}",
+                expected="'sentence_embedding'",
+                found=repr(config[key])[:80],
+            )
 
 
 def _read_pooling(source: Source, folder: str) -> tuple[tuple[str, ...], bool]:
     """The pooling modes, and whether a prompt takes part in the pooling."""
-    if not (source.path / "modules.json").is_file():
-        return ("mean",), True
-    config = _module_config(source, folder)
+    config = module_config(source, folder)
     stated = config.get("pooling_mode")
     if stated is None:
         modes = tuple(mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)) or ("mean",)
@@ -152,37 +156,23 @@ def _read_pooling(source: Source, folder: str) -> tuple[tuple[str, ...], bool]:
     return modes, config.get("include_prompt", True) is not False
 
 
-def _module_config(source: Source, folder: str) -> dict[str, object]:
-    """The `config.json` of a module, which must be there: defaults would be a guess at what the model computes."""
-    config = source.read_json(f"{folder}/config.json") if folder else None
-    if config is None:
-        raise CorruptSourceError(
-            "a module of modules.json has no configuration",
-            where=f"{source.identity}: {folder or 'modules.json'}",
-            expected=f"{folder or '<folder>'}/config.json",
-        )
-    return config
-
-
 def _read_dense(source: Source, folder: str) -> DenseLayer:
     where = f"{source.identity}: {folder}/config.json"
-    config = _module_config(source, folder)
+    config = module_config(source, folder)
+    _refuse_renamed(source, folder, config)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     name = activation.rsplit(".", 1)[-1]
-    if not activation.startswith("torch.nn") or name not in DENSE_ACTIVATIONS:
+    if not activation.startswith("torch.nn.") or name not in DENSE_ACTIVATIONS:
         raise UnsupportedModelError(
             "the activation of a dense layer is not supported",
             where=f"{where}: activation_function",
             expected=f"one of {', '.join(DENSE_ACTIVATIONS)} of torch.nn",
             found=repr(activation),
         )
-    renamed = [
-        key
-        for key in ("module_input_name", "module_output_name")
-        if config.get(key) not in (None, "sentence_embedding")
-    ]
-    if renamed or config.get("use_residual"):
-        raise UnsupportedModelError("a dense layer has a setting that is not supported", where=where, found=str(config))
+    if config.get("use_residual"):
+        raise UnsupportedModelError(
+            "a dense layer has a setting that is not supported: a residual", where=f"{where}: use_residual"
+        )
     sizes = config.get("in_features"), config.get("out_features")
     if not all(isinstance(size, int) and 0 < size <= MAX_DENSE_FEATURES for size in sizes):
         raise UnsupportedModelError(
@@ -197,21 +187,4 @@ def _read_dense(source: Source, folder: str) -> DenseLayer:
         out_features=int(str(sizes[1])),
         bias=config.get("bias", True) is not False,
         activation=name,
-    )
-
-
-def _default_prompt(source: Source) -> str:
-    config = source.read_json("config_sentence_transformers.json") or {}
-    name, prompts = config.get("default_prompt_name"), config.get("prompts")
-    if name is None or not isinstance(prompts, dict):
-        return ""
-    return str(prompts.get(str(name)) or "")
-
-
-def _unsupported_module(source: Source, found: str, *, expected: str) -> NoReturn:
-    raise UnsupportedModelError(
-        "the sentence-transformers modules are not supported",
-        where=f"{source.identity}: modules.json",
-        expected=expected,
-        found=found,
     )

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 # The opset with the standard Attention and Gelu operators: the cleanest graph, and nothing outside the ONNX standard.
 OPSET = 23
 DYNAMIC_AXES = ("batch", "sequence")
-# Weights of a pooler head that no output of ours reads; checkpoints often lack them.
+# Weights of a pooler that hidden states do not go through; checkpoints often lack them. Classifiers do go through it.
 UNUSED_WEIGHTS = ("pooler.",)
+POOLER_FREE_TASKS = (Task.EMBEDDING, Task.FEATURE_EXTRACTION, Task.TOKEN_CLASSIFICATION)
 
 _AUTO_CLASSES = {
     Task.EMBEDDING: "AutoModel",
@@ -83,7 +84,7 @@ class LoadedEncoder:
         self.tokenizer = facts
         self._module = module
         self._tokenizer = tokenizer
-        takes_types = "token_type_ids" in tokenizer.model_input_names
+        takes_types = "token_type_ids" in tokenizer.model_input_names and module.takes_token_types
         self.input_names = ("input_ids", "attention_mask", *(("token_type_ids",) if takes_types else ()))
 
     @property
@@ -191,7 +192,7 @@ def load_encoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
     with _quiet():
         tokenizer = _load_tokenizer(source)
         model = _load_model(source, plan.task)
-        module = TextEncoder(model, plan, build_layers(plan.head)).eval()
+        module = TextEncoder(model, plan, build_layers(plan.embedding)).eval()
     _load_dense(source, module, plan)
     _check_finite(source, module)
     head = plan.head
@@ -266,7 +267,8 @@ def _load_model(source: Source, task: Task) -> Any:
             found=f"{type(error).__name__}: {_first_line(error)}",
         ) from error
     missing = sorted(str(key) for key in info["missing_keys"])
-    missing = [key for key in missing if not any(part in key for part in UNUSED_WEIGHTS)]
+    if task in POOLER_FREE_TASKS:
+        missing = [key for key in missing if not any(part in key for part in UNUSED_WEIGHTS)]
     mismatched = sorted(str(key) for key in info["mismatched_keys"])
     if missing or mismatched:
         raise CorruptSourceError(
@@ -280,10 +282,10 @@ def _load_model(source: Source, task: Task) -> Any:
 
 def _load_dense(source: Source, module: TextEncoder, plan: TaskPlan) -> None:
     """Load the dense layers of a sentence-transformers directory from their own safetensors files."""
-    if plan.head is None:
+    if plan.embedding is None:
         return
-    width = int(module.model.config.hidden_size) * len(plan.head.pooling)
-    for layer, description in zip(module.layers, plan.head.layers, strict=True):
+    width = int(module.model.config.hidden_size) * len(plan.embedding.pooling)
+    for layer, description in zip(module.layers, plan.embedding.layers, strict=True):
         if not isinstance(layer, DenseModule) or isinstance(description, str):
             continue
         if description.in_features != width:

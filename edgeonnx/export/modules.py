@@ -5,6 +5,7 @@ Each follows the library that the source model was made for; the tests hold them
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,7 +82,8 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.model = model
         self.task = plan.task
-        self.pooling = plan.head.pooling if plan.head is not None else ()
+        self.pooling = plan.embedding.pooling if plan.embedding is not None else ()
+        self.keep = plan.embedding.keep if plan.embedding is not None else None
         self.layers = nn.ModuleList(layers)
         self.activation = plan.activation
 
@@ -93,6 +95,11 @@ class TextEncoder(nn.Module):
         if self.task is Task.FEATURE_EXTRACTION:
             return ("last_hidden_state",)
         return ("logits", "scores")
+
+    @property
+    def takes_token_types(self) -> bool:
+        """Whether the model has token types at all; some tokenizers give them to models that do not."""
+        return "token_type_ids" in inspect.signature(self.model.forward).parameters
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -108,7 +115,7 @@ class TextEncoder(nn.Module):
             vector = torch.cat([pool(first, attention_mask, mode) for mode in self.pooling], dim=-1)
             for layer in self.layers:
                 vector = layer(vector)
-            return (vector,)
+            return (vector if self.keep is None else vector[:, : self.keep],)
         return (first, self._scores(first))
 
     def _scores(self, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the exporter is known to get wrong, put right in the graph. Parity judges the result, as it judges everything."""
+"""What the exporter is known to get wrong, put right in the graph. Parity judges the result like any other."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import UnsupportedModelError, UsageError
+from edgeonnx.export.cross_encoder import CrossEncoderHead, is_cross_encoder, read_cross_encoder
 from edgeonnx.export.embedding_head import EmbeddingHead, read_embedding_head
+from edgeonnx.export.module_files import has_modules
 from edgeonnx.spec.manifest import Task
 
 if TYPE_CHECKING:
@@ -21,10 +23,15 @@ SUPPORTED_FAMILIES = (
     "albert",
     "bert",
     "camembert",
+    "deberta-v2",
     "distilbert",
     "electra",
+    "ernie",
+    "eurobert",
+    "gte",
     "modernbert",
     "mpnet",
+    "nomic_bert",
     "roberta",
     "xlm-roberta",
 )
@@ -39,15 +46,20 @@ class TaskPlan:
 
     Attributes:
         task: The task.
-        head: Pooling and what follows it, for embeddings.
+        head: What sentence-transformers does around the model; None for models of transformers alone.
         activation: `softmax`, `sigmoid` or `identity` on the logits, for tasks that score.
         labels: Names of the classes by index.
     """
 
     task: Task
-    head: EmbeddingHead | None = None
+    head: EmbeddingHead | CrossEncoderHead | None = None
     activation: str | None = None
     labels: tuple[str, ...] = ()
+
+    @property
+    def embedding(self) -> EmbeddingHead | None:
+        """Pooling and what follows it, for embeddings."""
+        return self.head if isinstance(self.head, EmbeddingHead) else None
 
 
 def plan_task(source: Source, requested: Task | None) -> TaskPlan:
@@ -65,6 +77,9 @@ def plan_task(source: Source, requested: Task | None) -> TaskPlan:
     if task is Task.FEATURE_EXTRACTION:
         return TaskPlan(task=task)
     labels = read_labels(source)
+    if task is Task.TEXT_RANKING:
+        ranking = read_cross_encoder(source, len(labels))
+        return TaskPlan(task=task, head=ranking, activation=ranking.activation, labels=labels)
     return TaskPlan(task=task, activation=_activation(source, task, labels), labels=labels)
 
 
@@ -94,10 +109,9 @@ def detect_task(source: Source) -> Task:
     Raises:
         UsageError: They do not state it.
     """
-    stated = (source.read_json("config_sentence_transformers.json") or {}).get("model_type")
-    if stated == "CrossEncoder" or _cross_encoder_activation(source) is not None:
+    if is_cross_encoder(source):
         return Task.TEXT_RANKING
-    if (source.path / "modules.json").is_file():
+    if has_modules(source):
         return Task.EMBEDDING
     if source.architecture.endswith("ForSequenceClassification"):
         return Task.TEXT_CLASSIFICATION
@@ -157,33 +171,12 @@ def _activation(source: Source, task: Task, labels: tuple[str, ...]) -> str:
     """The function from logits to scores, as the source's own pipelines choose it."""
     if task is Task.TOKEN_CLASSIFICATION:
         return "softmax"
-    if task is Task.TEXT_RANKING:
-        stated = _cross_encoder_activation(source)
-        if stated is None:  # sentence-transformers' default for a cross-encoder
-            return "sigmoid" if len(labels) == 1 else "identity"
-        name = stated.rsplit(".", 1)[-1].lower()
-        if stated.startswith("torch.nn") and name in ("sigmoid", "identity", "softmax"):
-            return name
-        raise UnsupportedModelError(
-            "the activation of the scores is not supported",
-            where=f"{source.identity}: config.json",
-            expected="torch.nn.Sigmoid or Identity",
-            found=repr(stated),
-        )
     problem = source.config.get("problem_type")
     if problem == "regression":
         return "identity"
     if problem == "multi_label_classification" or len(labels) == 1:
         return "sigmoid"
     return "softmax"
-
-
-def _cross_encoder_activation(source: Source) -> str | None:
-    """The activation that sentence-transformers stored in a cross-encoder's configuration (newer, then older place)."""
-    section = source.config.get("sentence_transformers")
-    stated = section.get("activation_fn") if isinstance(section, dict) else None
-    stated = stated or source.config.get("sbert_ce_default_activation_function")
-    return str(stated) if stated else None
 
 
 def position_limit(config: dict[str, object]) -> int | None:

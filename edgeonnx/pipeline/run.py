@@ -92,11 +92,11 @@ class PackagePlan:
             "bundle": str(self.request.target),
             "variants": VARIANT,
         }
-        if self.plan.head is not None:
-            steps = [f"{' + '.join(self.plan.head.pooling)} pooling"]
-            steps += [
-                layer if isinstance(layer, str) else f"dense {layer.out_features}" for layer in self.plan.head.layers
-            ]
+        head = self.plan.embedding
+        if head is not None:
+            steps = [f"{' + '.join(head.pooling)} pooling"]
+            steps += [layer if isinstance(layer, str) else f"dense {layer.out_features}" for layer in head.layers]
+            steps += [] if head.keep is None else [f"first {head.keep} elements"]
             rows["in the graph"] = " -> ".join(steps)
         if self.plan.labels:
             rows["labels"] = ", ".join(self.plan.labels)
@@ -304,9 +304,10 @@ def _properties(encoder: LoadedEncoder, dimension: int | str | None) -> dict[str
         properties["dimension"] = dimension
     if encoder.plan.activation is not None:
         properties["activation"] = encoder.plan.activation
-    if encoder.plan.head is not None:
-        properties["pooling"] = list(encoder.plan.head.pooling)
-        properties["normalized"] = "normalize" in encoder.plan.head.layers[-1:]
+    head = encoder.plan.embedding
+    if head is not None:
+        properties["pooling"] = list(head.pooling)
+        properties["normalized"] = head.normalized
     return properties
 
 

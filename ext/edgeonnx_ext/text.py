@@ -103,52 +103,33 @@ class _RaggedBatch(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Preprocessing:
-    """What sentence-transformers does to a text before the tokenizer: prompt, strip, lower-case, in this order."""
-
-    strip: bool
-    lowercase: bool
-    prefix: str
-
-    def apply(self, texts: tuple[str, ...], prefix: str) -> tuple[str, ...]:
-        if prefix:
-            texts = tuple(prefix + text for text in texts)
-        if self.strip:
-            texts = tuple(text.strip() for text in texts)
-        if self.lowercase:
-            texts = tuple(text.lower() for text in texts)
-        return texts
-
-    def __call__(
-        self, texts: Sequence[str], pairs: Sequence[str] | None
-    ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-        items = _checks.text_tuple(texts)
-        if not items:
-            raise ValueError("texts: expected at least one text, found none")
-        seconds = _checks.pair_tuple(items, pairs)
-        if not (self.strip or self.lowercase or self.prefix):
-            return items, seconds
-        # Positions in messages are those of the caller's text, so surrogates are looked for before anything moves.
-        _checks.refuse_surrogates(items, "texts")
-        if seconds is not None:
-            _checks.refuse_surrogates(seconds, "pairs")
-            seconds = self.apply(seconds, "")
-        return self.apply(items, self.prefix), seconds
+def _with_prefix(
+    texts: Sequence[str], pairs: Sequence[str] | None, prefix: str
+) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Check the caller's texts, and put the prefix in front of each (not of the second of a pair)."""
+    items = _checks.text_tuple(texts)
+    if not items:
+        raise ValueError("texts: expected at least one text, found none")
+    seconds = _checks.pair_tuple(items, pairs)
+    if not prefix:
+        return items, seconds
+    # Positions in messages are those of the caller's text, so surrogates are looked for before anything moves.
+    _checks.refuse_surrogates(items, "texts")
+    return tuple(prefix + text for text in items), seconds
 
 
 class _Encoder:
-    """A TextEncoder around a function that tokenizes preprocessed texts."""
+    """A TextEncoder around a function that tokenizes texts that have their prefix."""
 
     def __init__(
         self,
         tokenize: Callable[[tuple[str, ...], tuple[str, ...] | None], _RaggedBatch],
-        preprocess: _Preprocessing,
+        prefix: str,
         backend: str,
         reason: str | None,
     ) -> None:
         self._tokenize = tokenize
-        self._preprocess = preprocess
+        self._prefix = prefix
         self.backend = backend
         self.reason = reason
 
@@ -161,7 +142,7 @@ class _Encoder:
         pad_to_multiple_of: int | None = None,
     ) -> TextBatch:
         """Encode a batch; see TextEncoder.encode."""
-        tokenized = self._tokenize(*self._preprocess(texts, pairs))
+        tokenized = self._tokenize(*_with_prefix(texts, pairs, self._prefix))
         shape = (tokenized.rows, _padded_width(tokenized.width, width, pad_to_multiple_of))
         batch = TextBatch(
             input_ids=np.empty(shape, dtype=np.int64),
@@ -193,8 +174,6 @@ def open_text_encoder(
     max_length: int,
     pad_id: int,
     pad_type_id: int = 0,
-    strip: bool = False,
-    lowercase: bool = False,
     prefix: str = "",
     backend: str = "auto",
 ) -> TextEncoder:
@@ -208,9 +187,7 @@ def open_text_encoder(
         max_length: Most tokens of a row, special tokens included.
         pad_id: Fills `input_ids` behind a row.
         pad_type_id: Fills `token_type_ids` behind a row.
-        strip: Apply str.strip() to texts and pairs first.
-        lowercase: Apply str.lower() to texts and pairs first.
-        prefix: Stands before each text (not before the second of a pair); is stripped and lower-cased with it.
+        prefix: Stands before each text, but not before the second of a pair (a model's default prompt).
         backend: "auto" (the kernels, or the `tokenizers` library for what they do not know), "wordpiece" (kernels
             only) or "tokenizers" (library only).
 
@@ -226,35 +203,32 @@ def open_text_encoder(
     if backend not in _BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(_BACKENDS)}, found {backend!r}")
     _checks.refuse_surrogates((prefix,), "prefix")
-    preprocess = _Preprocessing(strip=strip, lowercase=lowercase, prefix=prefix)
     pads = {"pad_id": _checks.token_id(pad_id, "pad_id"), "pad_type_id": _checks.token_id(pad_type_id, "pad_type_id")}
     reason = "backend='tokenizers' was asked for"
     if backend != "tokenizers":
         try:
-            return _open_wordpiece(WordPieceModel.from_tokenizer_json(tokenizer_json), max_length, pads, preprocess)
+            return _open_wordpiece(WordPieceModel.from_tokenizer_json(tokenizer_json), max_length, pads, prefix)
         except UnknownTokenizerError as error:
             if backend == "wordpiece":
                 raise
             reason = error.reason
-    return _open_tokenizers(tokenizer_json, max_length, pads, preprocess, reason)
+    return _open_tokenizers(tokenizer_json, max_length, pads, prefix, reason)
 
 
-def _open_wordpiece(
-    model: WordPieceModel, max_length: int, pads: dict[str, int], preprocess: _Preprocessing
-) -> TextEncoder:
+def _open_wordpiece(model: WordPieceModel, max_length: int, pads: dict[str, int], prefix: str) -> TextEncoder:
     limit = _checks.length_limit(max_length, model.special_count(pair=False))
     kernel = WordPieceTokenizer(model, **pads)
     native = WordPieceTokenizer.__module__ == "edgeonnx_ext._wordpiece"
     return _Encoder(
         lambda texts, pairs: kernel.tokenize(texts, pairs, limit),
-        preprocess,
+        prefix,
         "wordpiece-native" if native else "wordpiece-reference",
         None,
     )
 
 
 def _open_tokenizers(
-    tokenizer_json: bytes, max_length: int, pads: dict[str, int], preprocess: _Preprocessing, reason: str
+    tokenizer_json: bytes, max_length: int, pads: dict[str, int], prefix: str, reason: str
 ) -> TextEncoder:
     """Open the `tokenizers` library on the document."""
     try:
@@ -273,7 +247,7 @@ def _open_tokenizers(
     tokenizer.no_padding()
     tokenizer.enable_truncation(limit, strategy="longest_first", direction=side)
     tokenize = _LibraryTokenizer(tokenizer, limit, **pads)
-    return _Encoder(tokenize, preprocess, "tokenizers", reason)
+    return _Encoder(tokenize, prefix, "tokenizers", reason)
 
 
 class _LibraryTokenizer:

@@ -1,7 +1,7 @@
 """Source models for tests: the real MiniLM, and tiny random ones of every supported family and task.
 
-A tiny model has two layers of 32 dimensions. Its weights are random but not small: texts, positions, masks and biases all
-show in the outputs, so that an export that loses one of them gives clearly other numbers.
+A tiny model has two layers of 32 dimensions. Its weights are random but not small: texts, positions, masks and biases
+all show in the outputs, so that an export that loses one of them gives clearly other numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgeonnx.spec.manifest import Task
 HIDDEN = 32
 MAX_POSITIONS = 600
 VOCABULARY = 900
-BERT_LIKE = ("bert", "convbert", "distilbert", "electra", "ernie", "megatron-bert", "mobilebert", "nomic_bert", "roformer")
+WITH_SEGMENTS = ("albert", "bert", "electra", "ernie", "gte", "nomic_bert")
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -109,7 +109,7 @@ def _config(family: str, tokenizer: Any, labels: Sequence[str], options: dict[st
         "num_attention_heads": 4,
         "intermediate_size": 64,
         "max_position_embeddings": MAX_POSITIONS,
-        "type_vocab_size": 2 if family in BERT_LIKE or family == "albert" else 1,
+        "type_vocab_size": 2 if family in WITH_SEGMENTS else 1,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -224,3 +224,51 @@ def _bpe_with_bert_specials(*, token_types: bool) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, model_max_length=512, model_input_names=names, **specials
     )
+
+
+def sentence_directory(
+    directory: Path,
+    encoder: Path,
+    *,
+    pooling: Sequence[str] = ("mean",),
+    layers: Sequence[torch.nn.Module] = (),
+    max_seq_length: int | None = None,
+    **options: Any,
+) -> Path:
+    """Write a sentence-transformers directory around an encoder, as that library itself writes it.
+
+    Args:
+        directory: Where to write.
+        encoder: A directory that `tiny_model` wrote.
+        pooling: Pooling modes.
+        layers: Modules after the pooling (Dense, Normalize).
+        max_seq_length: Longest row in tokens.
+        options: Arguments of `SentenceTransformer`: prompts, default_prompt_name, truncate_dim.
+
+    Returns:
+        `directory`.
+    """
+    from sentence_transformers import SentenceTransformer, models
+
+    transformer = models.Transformer(str(encoder), max_seq_length=max_seq_length)
+    pooled = models.Pooling(transformer.get_embedding_dimension(), tuple(pooling))
+    model = SentenceTransformer(modules=[transformer, pooled, *layers], device="cpu", **options)
+    model.save_pretrained(str(directory), create_model_card=False)
+    return directory
+
+
+def cross_encoder_directory(directory: Path, classifier: Path, **options: Any) -> Path:
+    """Write a cross-encoder's directory around a classifier, as sentence-transformers itself writes it.
+
+    Args:
+        directory: Where to write.
+        classifier: A directory that `tiny_model` wrote for `Task.TEXT_RANKING`.
+        options: Arguments of `CrossEncoder`: activation_fn, prompts, default_prompt_name.
+
+    Returns:
+        `directory`.
+    """
+    from sentence_transformers import CrossEncoder
+
+    CrossEncoder(str(classifier), device="cpu", **options).save_pretrained(str(directory), create_model_card=False)
+    return directory

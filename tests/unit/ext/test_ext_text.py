@@ -53,7 +53,7 @@ def test_pairs_have_type_ids(encoder: TextEncoder) -> None:
 
 def test_both_backends_give_the_same_batches(minilm_json: bytes) -> None:
     texts = vader_texts()[::23]
-    options = {"max_length": 33, "pad_id": 5, "pad_type_id": 1, "strip": True, "lowercase": True, "prefix": " Query: "}
+    options = {"max_length": 33, "pad_id": 5, "pad_type_id": 1, "prefix": " Query: "}
     kernel = open_text_encoder(minilm_json, **options)
     library = open_text_encoder(minilm_json, backend="tokenizers", **options)
     for pairs in (None, texts[::-1]):
@@ -74,27 +74,11 @@ def test_a_width_may_be_given(encoder: TextEncoder) -> None:
         encoder.encode(["hello"], width=8, pad_to_multiple_of=8)
 
 
-def test_prefix_comes_first_then_strip_then_lower_case(minilm_json: bytes) -> None:
-    def ids(text: str, pair: str | None = None, **options: object) -> list[int]:
-        data = minilm_json.replace(b'"lowercase":true', b'"lowercase":false').replace(
-            b'"lowercase": true', b'"lowercase": false'
-        )
-        encoder = open_text_encoder(data, max_length=32, pad_id=0, **options)
-        return encoder.encode([text], None if pair is None else [pair]).input_ids[0].tolist()
-
-    assert ids("HELLO") != ids("hello")
-    assert ids("HELLO", lowercase=True) == ids("hello")
-    assert ids("World", prefix="Hello ", lowercase=True) == ids("hello world")
-    assert ids("a", "B", prefix="c ", lowercase=True) == ids("c a", "b")
-
-
-def test_strip_is_seen_by_a_tokenizer_that_keeps_spaces() -> None:
-    from tokenizers.models import WordLevel
-
-    data = Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).to_str().encode()
-    plain, stripped = (open_text_encoder(data, max_length=8, pad_id=0, strip=strip) for strip in (False, True))
-    assert plain.encode([" a "]).input_ids.tolist() == [[1]]
-    assert stripped.encode([" a "], [" a\n"]).input_ids.tolist() == [[0, 0]]
+def test_the_prefix_stands_before_texts_and_not_before_pairs(minilm_json: bytes) -> None:
+    plain = open_text_encoder(minilm_json, max_length=32, pad_id=0)
+    prefixed = open_text_encoder(minilm_json, max_length=32, pad_id=0, prefix="query: ")
+    assert prefixed.encode(["a"]).input_ids.tolist() == plain.encode(["query: a"]).input_ids.tolist()
+    assert prefixed.encode(["a"], ["b"]).input_ids.tolist() == plain.encode(["query: a"], ["b"]).input_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +101,7 @@ def test_bad_texts_are_refused_alike(
 
 @pytest.mark.parametrize("backend", ["wordpiece", "tokenizers"])
 def test_positions_of_surrogates_are_those_of_the_callers_text(minilm_json: bytes, backend: str) -> None:
-    encoder = open_text_encoder(minilm_json, max_length=8, pad_id=0, prefix="query: ", strip=True, backend=backend)
+    encoder = open_text_encoder(minilm_json, max_length=8, pad_id=0, prefix="query: ", backend=backend)
     with pytest.raises(ValueError, match="at character 3"):
         encoder.encode(["  a\udc80"])
 

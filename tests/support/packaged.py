@@ -1,0 +1,83 @@
+"""A packaged model, answered for by plain ONNX Runtime: what a bundle means without the device agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from edgeonnx_ext import open_text_encoder
+
+from edgeonnx.bundle import Bundle, open_bundle
+from edgeonnx.pipeline.recipe import PackageRequest
+from edgeonnx.pipeline.run import package
+from edgeonnx.spec.manifest import EXTERNAL_FOLDER_OPTION, Task
+
+BATCH = 16
+
+
+def package_to(out: Path, source: Path, task: Task | None = None, *, max_length: int | None = None) -> Packaged:
+    """Package a source model into `out` and open the bundle."""
+    request = PackageRequest(
+        source=str(source), name="model", version="1.0.0", out=out, task=task, max_length=max_length
+    )
+    return open_packaged(package(request).path)
+
+
+def open_packaged(path: Path) -> Packaged:
+    """Open a bundle with ONNX Runtime."""
+    bundle = open_bundle(path)
+    component = bundle.manifest.entry_component
+    variant = component.variants[0]
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(EXTERNAL_FOLDER_OPTION, str(bundle.tensors_path(variant)))
+    model = str(bundle.model_path(component.name, variant))
+    return Packaged(bundle=bundle, session=onnxruntime.InferenceSession(model, options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """An opened bundle and its session."""
+
+    bundle: Bundle
+    session: Any
+
+    @property
+    def input_names(self) -> list[str]:
+        """What the graph takes."""
+        return [value.name for value in self.session.get_inputs()]
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Inputs by name (those that the graph does not take are left out) to outputs by name."""
+        names = [value.name for value in self.session.get_outputs()]
+        wanted = {name: np.asarray(inputs[name], dtype=np.int64) for name in self.input_names}
+        return dict(zip(names, self.session.run(names, wanted), strict=True))
+
+    def tokenize(self, texts: Any, pairs: Any = None) -> dict[str, np.ndarray]:
+        """Texts to one padded batch, as the device does it."""
+        processing = self.bundle.manifest.processing
+        encoder = open_text_encoder(
+            self.bundle.tokenizer_json(),
+            max_length=processing.max_length,
+            pad_id=processing.pad_id,
+            pad_type_id=processing.pad_type_id,
+            prefix=processing.prefix,
+            backend=processing.backend,
+        )
+        batch = encoder.encode(texts, pairs)
+        return {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "token_type_ids")}
+
+    def answer(self, texts: Any, pairs: Any = None, *, batch: int = BATCH) -> dict[str, list[np.ndarray]]:
+        """Texts to outputs by name, one array a row; per-token outputs without the padding."""
+        rows: dict[str, list[np.ndarray]] = {value.name: [] for value in self.session.get_outputs()}
+        for start in range(0, len(texts), batch):
+            part = slice(start, start + batch)
+            inputs = self.tokenize(texts[part], None if pairs is None else pairs[part])
+            lengths = inputs["attention_mask"].sum(axis=1)
+            for name, value in self.run(inputs).items():
+                rows[name] += [
+                    row[:length] if row.ndim == 2 else row for row, length in zip(value, lengths, strict=True)
+                ]
+        return rows
