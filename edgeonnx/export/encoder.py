@@ -106,15 +106,15 @@ class LoadedEncoder:
         """Each row as the source's own tokenizer gives it for that text alone: int64 (1, tokens) by input name."""
         rows = []
         for index, text in enumerate(texts):
-            second = None if pairs is None else pairs[index]
+            # Lists of one: transformers takes an empty second text for none where it is not in a list.
             encoded = self._tokenizer(
-                self.tokenizer.prefix + text,
-                second,
+                [self.tokenizer.prefix + text],
+                None if pairs is None else [pairs[index]],
                 truncation="longest_first",
                 max_length=self.tokenizer.max_length,
                 return_token_type_ids="token_type_ids" in self.input_names,
             )
-            rows.append({name: np.asarray([encoded[name]], dtype=np.int64) for name in self.input_names})
+            rows.append({name: np.asarray(encoded[name], dtype=np.int64) for name in self.input_names})
         return rows
 
     def run(self, inputs: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
@@ -190,11 +190,13 @@ def load_encoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
         UsageError: `max_length` is longer than the model allows.
     """
     with _quiet():
+        _check_config(source)
         tokenizer = _load_tokenizer(source)
         model = _load_model(source, plan.task)
         module = TextEncoder(model, plan, build_layers(plan.embedding)).eval()
     _load_dense(source, module, plan)
     _check_finite(source, module)
+    _check_vocabulary(source, module, tokenizer)
     head = plan.head
     facts = TokenizerFacts(
         document=_tokenizer_document(tokenizer, lowercase=head is not None and head.lowercase),
@@ -209,6 +211,32 @@ def load_encoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
         prefix=head.prefix if head is not None else "",
     )
     return LoadedEncoder(source, plan, module, tokenizer, facts)
+
+
+def _check_config(source: Source) -> None:
+    """Read the configuration as transformers does, first of all: otherwise its faults are told of other files."""
+    try:
+        transformers.AutoConfig.from_pretrained(str(source.path), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise CorruptSourceError(
+            "has a configuration that transformers does not accept",
+            where=str(source.path / "config.json"),
+            found=f"{type(error).__name__}: {_first_line(error)}",
+        ) from error
+
+
+def _check_vocabulary(source: Source, module: TextEncoder, tokenizer: Any) -> None:
+    """Every id that the tokenizer can give has a row in the embedding table, or some text would end in a crash."""
+    rows = int(module.model.get_input_embeddings().num_embeddings)
+    highest = max(tokenizer.get_vocab().values(), default=0)
+    if highest >= rows:
+        raise CorruptSourceError(
+            "has a tokenizer that gives ids beyond the model's embedding table",
+            where=str(source.path),
+            expected=f"ids below {rows}",
+            found=f"an id of {highest}",
+            hint="the tokenizer belongs to another model, or tokens were added: model.resize_token_embeddings",
+        )
 
 
 def _load_tokenizer(source: Source) -> Any:
@@ -351,5 +379,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else "no message"
+    """The line that says what is wrong: the first, or the next one where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return "no message"
+    shown = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return shown[:300]

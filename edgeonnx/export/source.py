@@ -32,6 +32,8 @@ TOKENIZER_FILES = (
     "spm.model",
     "tokenizer.model",
 )
+# What is read besides the weights: configuration, tokenizer, and the modules of sentence-transformers.
+READ_PATTERNS = ("*.json", "*.txt", "*.model", "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors")
 # What a hub download takes: configuration, tokenizer, safe weights. No pickles, no code, no other runtimes' exports.
 HUB_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors")
 HUB_IGNORED = ("onnx/*", "openvino/*", "coreml/*", "original/*")
@@ -76,9 +78,9 @@ class Source:
 
     def fingerprint(self) -> dict[str, object]:
         """What the model was made from, for the evidence: identity, architecture, digest of each file that is read."""
-        names = {*self.weights, *(path.name for path in self.path.glob("*.json")), "vocab.txt"}
-        names.update(str(path.relative_to(self.path)) for path in self.path.glob("[0-9]*_*/*.json"))
-        files = {name: _sha256(self.path / name) for name in sorted(names) if (self.path / name).is_file()}
+        found = [path for pattern in READ_PATTERNS for path in self.path.glob(pattern) if path.is_file()]
+        names = sorted({*self.weights, *(path.relative_to(self.path).as_posix() for path in found)})
+        files = {name: _sha256(self.path / name) for name in names}
         return {
             "identity": self.identity,
             "revision": self.revision,
@@ -185,12 +187,15 @@ def _inspect(path: Path, *, identity: str, revision: str | None) -> Source:
 
 def _refuse_indirections(path: Path, config: dict[str, object]) -> None:
     """Refuse a model that is not all in its own, plain files: transformers would follow these settings by itself."""
-    if "auto_map" in config:
-        raise UnsupportedModelError(
-            "needs code from its own repository, which is never run",
-            where=f"{path / 'config.json'}: auto_map",
-            hint="use a model whose architecture transformers has built in",
-        )
+    tokenizer_file = path / "tokenizer_config.json"
+    tokenizer = _read_json_object(tokenizer_file) if tokenizer_file.is_file() else {}
+    for name, settings in (("config.json", config), (tokenizer_file.name, tokenizer)):
+        if "auto_map" in settings:
+            raise UnsupportedModelError(
+                "needs code from its own repository, which is never run",
+                where=f"{path / name}: auto_map",
+                hint="use a model whose architecture and tokenizer transformers has built in",
+            )
     if "transformers_weights" in config:
         raise UnsupportedModelError(
             "takes its weights from another file than the usual ones",
@@ -255,6 +260,7 @@ def _refuse_weights(path: Path) -> None:
         where=str(path),
         expected=f"{SAFE_WEIGHTS} or {SAFE_WEIGHTS_INDEX}",
         found=", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "an empty directory",
+        hint="save it with safetensors: model.save_pretrained(directory); pickles are neither downloaded nor opened",
     )
 
 

@@ -30,7 +30,10 @@ def check_graph(model: bytes, tensors: Path, signature: ModelSignature, outputs:
         ValidationError: The graph breaks the ONNX standard, lacks a tensor, or has other inputs or outputs.
         UnsafePathError: External data points outside the folder.
     """
-    proto = onnx.ModelProto.FromString(model)
+    try:
+        proto = onnx.ModelProto.FromString(model)
+    except DecodeError as error:
+        raise ValidationError("the exporter did not write an ONNX model", found=str(error)[:200]) from None
     _check_locations(proto, tensors)
     try:
         onnx.checker.check_model(_without_data(proto), full_check=False)

@@ -248,10 +248,11 @@ def sentence_directory(
     Returns:
         `directory`.
     """
-    from sentence_transformers import SentenceTransformer, models
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    transformer = models.Transformer(str(encoder), max_seq_length=max_seq_length)
-    pooled = models.Pooling(transformer.get_embedding_dimension(), tuple(pooling))
+    transformer = Transformer(str(encoder), max_seq_length=max_seq_length)
+    pooled = Pooling(transformer.get_embedding_dimension(), tuple(pooling))
     model = SentenceTransformer(modules=[transformer, pooled, *layers], device="cpu", **options)
     model.save_pretrained(str(directory), create_model_card=False)
     return directory

@@ -7,7 +7,6 @@ import edgeonnx_ext
 import numpy as np
 import pytest
 from edgeonnx_ext import TextEncoder, TokenizerDataError, UnknownTokenizerError, open_text_encoder
-from tokenizers import Tokenizer
 
 from tests.support.texts import vader_texts
 
