@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from edgeonnx.errors import UnsafePathError, ValidationError
 from edgeonnx.spec.paths import check_relative_path
@@ -30,10 +31,7 @@ def check_graph(model: bytes, tensors: Path, signature: ModelSignature, outputs:
         ValidationError: The graph breaks the ONNX standard, lacks a tensor, or has other inputs or outputs.
         UnsafePathError: External data points outside the folder.
     """
-    try:
-        proto = onnx.ModelProto.FromString(model)
-    except DecodeError as error:
-        raise ValidationError("the exporter did not write an ONNX model", found=str(error)[:200]) from None
+    proto = _parse(model, where="the exported graph")
     _check_locations(proto, tensors)
     try:
         onnx.checker.check_model(_without_data(proto), full_check=False)
@@ -106,12 +104,38 @@ def load_graph(model: Path) -> onnx.ModelProto:
         ValidationError: It is not ONNX.
     """
     try:
-        proto = onnx.ModelProto.FromString(model.read_bytes())
-    except (DecodeError, OSError) as error:
-        raise ValidationError("is not an ONNX model", where=str(model), found=str(error)[:200]) from None
+        data = model.read_bytes()
+    except OSError as error:
+        raise ValidationError("cannot be read", where=str(model), found=error.strerror or str(error)) from None
+    return _parse(data, where=str(model))
+
+
+def _parse(data: bytes, *, where: str) -> onnx.ModelProto:
+    try:
+        proto = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ValidationError("is not an ONNX model", where=where, found=str(error)[:200]) from None
     if not proto.graph.node and not proto.graph.output:
-        raise ValidationError("is not an ONNX model", where=str(model), found="no graph")
+        raise ValidationError("is not an ONNX model", where=where, found="no graph")
+    stray = _first_non_text(proto)
+    if stray is not None:
+        raise ValidationError("is not an ONNX model", where=where, found=f"a string that is not UTF-8: {stray[:60]!r}")
     return proto
+
+
+def _first_non_text(message: Message) -> bytes | None:
+    """A string field that is not UTF-8: protobuf gives it as bytes, and no name or path may be that."""
+    pending = [message]
+    while pending:
+        for field, value in pending.pop().ListFields():
+            if field.type == FieldDescriptor.TYPE_STRING:
+                values = [value] if isinstance(value, (str, bytes)) else value
+                stray = next((item for item in values if isinstance(item, bytes)), None)
+                if stray is not None:
+                    return stray
+            elif field.type == FieldDescriptor.TYPE_MESSAGE:
+                pending.extend([value] if isinstance(value, Message) else value)
+    return None
 
 
 def _check_locations(proto: onnx.ModelProto, tensors: Path) -> None:

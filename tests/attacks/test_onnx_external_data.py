@@ -200,6 +200,17 @@ def test_a_bundle_with_such_a_graph_is_refused_before_it_is_opened(
         assert "tensor secret" in done.stderr
 
 
+def test_a_location_that_is_no_text(tmp_path: Path) -> None:
+    data = model(initializer=[external("../secret")]).SerializeToString().replace(b"../secret", b"../secre\xff")
+    (tmp_path / "model.onnx").write_bytes(data)
+    for check in (
+        lambda: check_locations(tmp_path / "model.onnx", None),
+        lambda: inspect_graph(tmp_path / "model.onnx"),
+    ):
+        with pytest.raises(ValidationError, match="not UTF-8"):
+            check()
+
+
 @pytest.mark.parametrize("code", [b"", b"PK\x03\x04", b"\x80\x04.", b"GGUF", b"#!/bin/sh\n", b"{}", b"\xff" * 4096])
 def test_a_file_that_is_not_onnx(tmp_path: Path, code: bytes) -> None:
     (tmp_path / "model.onnx").write_bytes(code)

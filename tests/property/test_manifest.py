@@ -145,7 +145,7 @@ def paths_of(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(manifests(), JSON, st.booleans(), st.data())
 def test_any_value_anywhere_parses_or_is_refused(
     manifest: Manifest, value: Any, remove: bool, data: st.DataObject
