@@ -15,31 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeonnx import __version__
-from edgeonnx.errors import (
-    BundleError,
-    EdgeOnnxError,
-    GoldenSetError,
-    RuntimeUnavailableError,
-    SelectionError,
-    UsageError,
-)
+from edgeonnx.errors import EdgeOnnxError, RuntimeUnavailableError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from device_agent.config import AgentConfig
     from device_agent.models import LoadedModel
-
-EXIT_UNEXPECTED = 1
-
-EXIT_CODES: dict[type[EdgeOnnxError], int] = {
-    UsageError: 2,
-    BundleError: 5,
-    GoldenSetError: 6,
-    SelectionError: 6,
-    RuntimeUnavailableError: 7,
-}
-"""The codes of `edgeonnx`, as far as they can occur here."""
 
 EPILOG = """\b
 Exit codes:
@@ -68,11 +50,6 @@ class LogLevel(Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-def exit_code(error: EdgeOnnxError) -> int:
-    """The exit code for an error."""
-    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), EXIT_UNEXPECTED)
 
 
 def _print_version(value: bool) -> None:
@@ -108,7 +85,7 @@ def serve(
         in_order = _serve(bundle, config)
     except EdgeOnnxError as error:
         typer.echo(f"error: {error}", err=True)
-        _leave(exit_code(error), at_once=True)
+        _leave(error.exit_code, at_once=True)
     else:
         _leave(0, at_once=not in_order)
 

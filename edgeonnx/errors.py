@@ -32,6 +32,8 @@ apart so that the command line, the API and `--json` can each show them in their
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class EdgeOnnxError(Exception):
     """Base of every error that edgeonnx raises on purpose.
@@ -43,7 +45,12 @@ class EdgeOnnxError(Exception):
         found: What was there instead.
         hint: What the user can do about it.
         details: Further facts, one line each (for example every damaged file).
+
+    Attributes:
+        exit_code: What a command exits with; subclasses share the code of their kind of failure.
     """
+
+    exit_code: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -96,9 +103,13 @@ class EdgeOnnxWarning(UserWarning):
 class UsageError(EdgeOnnxError):
     """The command or the request to build cannot be carried out as written."""
 
+    exit_code = 2
+
 
 class SourceError(EdgeOnnxError):
     """The source model cannot be used."""
+
+    exit_code = 3
 
 
 class SourceNotFoundError(SourceError):
@@ -120,9 +131,13 @@ class UnsupportedModelError(SourceError):
 class ExportError(EdgeOnnxError):
     """The exporter failed."""
 
+    exit_code = 4
+
 
 class ValidationError(EdgeOnnxError):
     """The exported graph is not what it must be."""
+
+    exit_code = 4
 
 
 class ParityError(ValidationError):
@@ -131,6 +146,8 @@ class ParityError(ValidationError):
 
 class BundleError(EdgeOnnxError):
     """A bundle cannot be read or written."""
+
+    exit_code = 5
 
 
 class NotABundleError(BundleError):
@@ -156,13 +173,19 @@ class IntegrityError(BundleError):
 class GoldenSetError(EdgeOnnxError):
     """A loaded model does not reproduce its golden set on this machine."""
 
+    exit_code = 6
+
 
 class SelectionError(EdgeOnnxError):
     """No variant of the bundle fits this device."""
 
+    exit_code = 6
+
 
 class RuntimeUnavailableError(EdgeOnnxError):
     """A library that this operation needs is missing or does not load."""
+
+    exit_code = 7
 
 
 class ServingError(EdgeOnnxError):

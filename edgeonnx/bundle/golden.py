@@ -200,7 +200,7 @@ class GoldenSet:
             ManifestError: A file does not hold what it must.
         """
         node = parse_document(read(GOLDEN_FILE), GOLDEN_FILE)
-        node.version("schema_version", major=1)
+        node = node.version("schema_version", known=GOLDEN_SCHEMA)
         node.only(("schema_version", "texts", "pairs", "inputs", "outputs"))
         texts = tuple(item.typed(str) for item in node.required("texts").items())
         pairs = node.required("pairs")

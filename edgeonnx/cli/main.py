@@ -60,7 +60,7 @@ def _reported(verb: Callable[P, R]) -> Callable[P, R]:
             from edgeonnx.cli.output import print_error
 
             print_error(error, as_json=bool(kwargs.get("as_json")))
-            raise typer.Exit(exits.exit_code(error)) from None
+            raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; nothing was written", err=True)
             raise typer.Exit(exits.INTERRUPTED) from None

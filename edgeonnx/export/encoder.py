@@ -161,7 +161,20 @@ class LoadedEncoder:
             ) from error
         if program is None:
             raise ExportError("torch gave no program", where=self.source.identity)
-        return finish_graph(program.model, axes=DYNAMIC_AXES)
+        graph = finish_graph(program.model, axes=DYNAMIC_AXES)
+        self._check_inputs(graph)
+        return graph
+
+    def _check_inputs(self, graph: ExportedGraph) -> None:
+        """The graph takes what the device will feed it: an input that is gone had no influence when it was traced."""
+        names = tuple(spec.name for spec in graph.signature.inputs)
+        if names != self.input_names:
+            raise ExportError(
+                "the exporter dropped or renamed an input",
+                where=self.source.identity,
+                expected=", ".join(self.input_names),
+                found=", ".join(names),
+            )
 
     def _example(self) -> dict[str, torch.Tensor]:
         """The batch that is traced: three rows of different lengths, so that the mask is not all ones.

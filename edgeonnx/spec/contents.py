@@ -69,7 +69,7 @@ class Contents:
     def from_bytes(cls, data: bytes) -> Contents:
         """Read a `contents.json`; a path must occur once, also when case is ignored."""
         node = parse_document(data, CONTENTS_FILE)
-        node.version("schema_version", major=1)
+        node = node.version("schema_version", known=CONTENTS_SCHEMA)
         node.only(("schema_version", "files"))
         files = tuple(FileEntry.from_dict(item) for item in node.required("files").items())
         seen: dict[str, int] = {CONTENTS_FILE: -1}

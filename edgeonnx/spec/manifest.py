@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edgeonnx.errors import UsageError
 from edgeonnx.spec.paths import check_bundle_name, check_bundle_version, check_relative_path, split_asset_reference
 from edgeonnx.spec.report import Threshold
-from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
+from edgeonnx.spec.tensor import ModelSignature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,7 +222,7 @@ def _tensor_folder(ort: Node) -> str | None:
     options = ort.child("session_options")
     if options is None:
         return None
-    options.only((EXTERNAL_FOLDER_OPTION,))
+    options.only((EXTERNAL_FOLDER_OPTION,), always=True)
     folder = options.required(EXTERNAL_FOLDER_OPTION)
     split_asset_reference(folder.typed(str), where=folder.where)
     return folder.typed(str)
@@ -252,7 +252,7 @@ class Component:
             ours.required("preference").fail("must name each variant once", expected=", ".join(sorted(variants)))
         return cls(
             name=name,
-            signature=signature_from_dict(ours.required("signature")),
+            signature=ModelSignature.from_dict(ours.required("signature")),
             variants=tuple(variants[key] for key in preference),
         )
 
@@ -263,7 +263,7 @@ class Component:
             "variants": {variant.name: variant.to_dict() for variant in self.variants},
             "additional_metadata": {
                 "edgeonnx": {
-                    "signature": signature_to_dict(self.signature),
+                    "signature": self.signature.to_dict(),
                     "preference": [variant.name for variant in self.variants],
                 }
             },
@@ -304,7 +304,7 @@ class Manifest:
     @staticmethod
     def component_files(node: Node) -> dict[str, str]:
         """Name -> path of the `component.json` for each entry of `components` in a parsed `manifest.json`."""
-        node.version("schema_version", major=1)
+        node.version("schema_version", known=PACKAGE_SCHEMA)
         files = {}
         for name, member in node.required("components").members():
             check_relative_path(member.typed(str), where=member.where)
@@ -318,12 +318,12 @@ class Manifest:
     @classmethod
     def from_dict(cls, node: Node, components: dict[str, Node]) -> Manifest:
         """Read a parsed `manifest.json` and its parsed `component.json` files."""
-        node.version("schema_version", major=1)
+        node = node.version("schema_version", known=PACKAGE_SCHEMA)
         node.only(
             ("schema_version", "package_name", "package_version", "description", "components", "additional_metadata")
         )
         ours = node.required("additional_metadata").required("edgeonnx")
-        ours.version("schema_version", major=1)
+        ours = ours.version("schema_version", known=EDGEONNX_SCHEMA)
         ours.only(("schema_version", "task", "entry", "processing", "golden", "labels", "properties"))
         if ours.text("entry") not in components:
             ours.required("entry").fail("names no component", expected=f"one of {', '.join(sorted(components))}")
@@ -333,7 +333,9 @@ class Manifest:
             name=_checked(node.required("package_name"), check_bundle_name),
             version=_checked(node.required("package_version"), check_bundle_version),
             task=_task(ours.required("task")),
-            components={name: Component.from_dict(name, member) for name, member in components.items()},
+            components={
+                name: Component.from_dict(name, member.relaxed(newer=ours.newer)) for name, member in components.items()
+            },
             entry=ours.text("entry"),
             processing=TextProcessing.from_dict(ours.required("processing")),
             golden=golden.typed(str),
@@ -375,40 +377,3 @@ def _task(node: Node) -> Task:
         return Task(node.typed(str))
     except ValueError:
         node.fail("is not a task that this release knows", expected=", ".join(task.value for task in Task))
-
-
-def signature_to_dict(signature: ModelSignature) -> dict[str, object]:
-    """A signature as JSON: lists of name, dtype and shape."""
-    return {
-        kind: [{"name": spec.name, "dtype": spec.dtype.label, "shape": list(spec.shape)} for spec in specs]
-        for kind, specs in (("inputs", signature.inputs), ("outputs", signature.outputs))
-    }
-
-
-def signature_from_dict(node: Node) -> ModelSignature:
-    """Read a signature that `signature_to_dict` wrote."""
-    node.only(("inputs", "outputs"))
-    sides = {}
-    for kind in ("inputs", "outputs"):
-        specs = tuple(_tensor_spec(item) for item in node.required(kind).items())
-        if not specs or len({spec.name for spec in specs}) != len(specs):
-            node.required(kind).fail("must name at least one tensor, each once")
-        sides[kind] = specs
-    return ModelSignature(inputs=sides["inputs"], outputs=sides["outputs"])
-
-
-def _tensor_spec(node: Node) -> TensorSpec:
-    node.only(("name", "dtype", "shape"))
-    try:
-        dtype = DType.from_label(node.text("dtype"))
-    except ValueError as error:
-        node.required("dtype").fail(str(error))
-    shape: list[int | str] = []
-    for item in node.required("shape").items():
-        if isinstance(item.value, str) and item.value:
-            shape.append(item.value)
-        elif item.typed(int) < 1:
-            item.fail("is no dimension", expected="a positive integer or a name")
-        else:
-            shape.append(item.typed(int))
-    return TensorSpec(name=node.text("name"), dtype=dtype, shape=tuple(shape))

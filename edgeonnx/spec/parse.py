@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from edgeonnx.errors import ManifestError, SchemaVersionError
@@ -80,6 +80,8 @@ class Node:
     value: object
     file: str
     path: str
+    newer: bool = False
+    """Whether the document says that it follows a newer minor version, whose further fields are then ignored."""
 
     @property
     def where(self) -> str:
@@ -106,7 +108,8 @@ class Node:
         members = self.typed(dict)
         if key not in members:
             return None
-        return Node(value=members[key], file=self.file, path=f"{self.path}.{key}" if self.path else key)
+        path = f"{self.path}.{key}" if self.path else key
+        return Node(value=members[key], file=self.file, path=path, newer=self.newer)
 
     def required(self, key: str) -> Node:
         """The member `key` of this object; raises `ManifestError` if it is absent."""
@@ -140,7 +143,7 @@ class Node:
     def items(self) -> Iterator[Node]:
         """The elements of this array."""
         for index, value in enumerate(self.typed(list)):
-            yield Node(value=value, file=self.file, path=f"{self.path}[{index}]")
+            yield Node(value=value, file=self.file, path=f"{self.path}[{index}]", newer=self.newer)
 
     def members(self) -> Iterator[tuple[str, Node]]:
         """The members of this object, in the document's order."""
@@ -149,33 +152,43 @@ class Node:
             if child is not None:
                 yield key, child
 
-    def only(self, known: Iterable[str]) -> None:
-        """Refuse members that are not in `known`: a misspelt field must not be silently ignored."""
+    def only(self, known: Iterable[str], *, always: bool = False) -> None:
+        """Refuse members that are not in `known`: a misspelt field must not be silently ignored.
+
+        A document of a newer minor version may have more fields, unless `always` is set.
+        """
         allowed = set(known)
         for key, child in self.members():
-            if key not in allowed:
+            if key not in allowed and (always or not self.newer):
                 child.fail("is not a known field", expected=f"one of {', '.join(sorted(allowed))}")
 
-    def version(self, key: str, *, major: int) -> str:
-        """The required `<major>.<minor>` member `key`; another major version is refused, any minor is accepted.
+    def version(self, key: str, *, known: str) -> Node:
+        """Check the required `<major>.<minor>` member `key` against the version that this release knows.
+
+        Returns:
+            This node; if its minor version is newer than `known`, one on which unknown fields are ignored.
 
         Raises:
             SchemaVersionError: The document was written for another major version.
         """
         found = self.required(key)
-        text = found.typed(str)
-        match = _VERSION.fullmatch(text)
+        match = _VERSION.fullmatch(found.typed(str))
         if match is None:
             found.fail("is not a version", expected='"<major>.<minor>"')
+        major, minor = (int(part) for part in known.split("."))
         if int(match.group(1)) != major:
             raise SchemaVersionError(
                 "was written for another version of the format",
                 where=found.where,
                 expected=f"{major}.x",
-                found=text,
+                found=match.group(),
                 hint="use a release of edgeonnx that reads this version, or build the bundle again",
             )
-        return text
+        return self.relaxed(newer=int(match.group(2)) > minor)
+
+    def relaxed(self, *, newer: bool) -> Node:
+        """This node as part of a document that is newer, if `newer` is set."""
+        return replace(self, newer=self.newer or newer)
 
 
 def _show(value: object, limit: int = 80) -> str:

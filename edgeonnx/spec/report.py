@@ -99,7 +99,7 @@ class Evidence:
     @classmethod
     def from_dict(cls, node: Node) -> Evidence:
         """Read an `evidence.json`."""
-        node.version("schema_version", major=1)
+        node = node.version("schema_version", known=cls.SCHEMA)
         tools = {name: child.typed(str) for name, child in node.required("tools").members()}
         parts = {key: node.required(key).typed(dict) for key in ("source", "tokenizer", "parity", "graph")}
         return cls(tools=tools, **parts)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edgeonnx.spec.parse import Node
+
 Dimension = int | str
 """A fixed size, or the name of a size that may differ from call to call (`batch`, `sequence`)."""
 
@@ -107,3 +109,40 @@ class ModelSignature:
     def output(self, name: str) -> TensorSpec | None:
         """The output of that name, or None."""
         return next((spec for spec in self.outputs if spec.name == name), None)
+
+    @classmethod
+    def from_dict(cls, node: Node) -> ModelSignature:
+        """Read a signature that `to_dict` wrote."""
+        node.only(("inputs", "outputs"))
+        return cls(inputs=_read_specs(node.required("inputs")), outputs=_read_specs(node.required("outputs")))
+
+    def to_dict(self) -> dict[str, object]:
+        """The signature as JSON: lists of name, dtype and shape."""
+        return {
+            kind: [{"name": spec.name, "dtype": spec.dtype.label, "shape": list(spec.shape)} for spec in specs]
+            for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+
+
+def _read_specs(node: Node) -> tuple[TensorSpec, ...]:
+    specs = tuple(_read_spec(item) for item in node.items())
+    if not specs or len({spec.name for spec in specs}) != len(specs):
+        node.fail("must name at least one tensor, each once")
+    return specs
+
+
+def _read_spec(node: Node) -> TensorSpec:
+    node.only(("name", "dtype", "shape"))
+    try:
+        dtype = DType.from_label(node.text("dtype"))
+    except ValueError as error:
+        node.required("dtype").fail(str(error))
+    shape: list[int | str] = []
+    for item in node.required("shape").items():
+        if isinstance(item.value, str) and item.value:
+            shape.append(item.value)
+        elif item.typed(int) < 1:
+            item.fail("is no dimension", expected="a positive integer or a name")
+        else:
+            shape.append(item.typed(int))
+    return TensorSpec(name=node.text("name"), dtype=dtype, shape=tuple(shape))

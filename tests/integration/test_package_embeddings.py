@@ -42,15 +42,16 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("encoder"), "bert", num_hidden_layers=1)
 
 
+@pytest.fixture(scope="module")
+def both(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, np.ndarray, Packaged]:
+    out = tmp_path_factory.mktemp("pooling")
+    directory = sentence_directory(out / "source", encoder, pooling=POOLING_MODES, max_seq_length=48)
+    packaged = package_to(out, directory)
+    return _embeddings(packaged), _encode(directory), packaged
+
+
 class TestEveryPoolingMode:
     """One model that pools in all modes at once: each must be right, and in its place."""
-
-    @pytest.fixture(scope="class")
-    def both(self, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, np.ndarray, Packaged]:
-        out = tmp_path_factory.mktemp("pooling")
-        directory = sentence_directory(out / "source", encoder, pooling=POOLING_MODES, max_seq_length=48)
-        packaged = package_to(out, directory)
-        return _embeddings(packaged), _encode(directory), packaged
 
     def test_the_modes_are_all_that_sentence_transformers_has(self) -> None:
         assert set(POOLING_MODES) == set(modules.Pooling.POOLING_MODES)
@@ -74,79 +75,83 @@ class TestEveryPoolingMode:
         assert manifest.processing.max_length == 48
 
 
+@pytest.fixture(scope="module")
+def modern(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    layers = [
+        modules.Dense(HIDDEN, 24, bias=True, activation_function=torch.nn.Tanh()),
+        modules.Dense(24, 10, bias=False, activation_function=torch.nn.GELU()),
+        modules.Normalize(),
+    ]
+    return sentence_directory(
+        tmp_path_factory.mktemp("dense"),
+        encoder,
+        layers=layers,
+        max_seq_length=40,
+        prompts={"query": "search for: ", "passage": "text: "},
+        default_prompt_name="query",
+    )
+
+
+@pytest.fixture(scope="module")
+def packaged_modern(modern: Path, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
+    return package_to(tmp_path_factory.mktemp("dense-out"), modern)
+
+
 class TestDenseLayersNormalizationAndPrompt:
     """Dense with and without bias, normalization, a default prompt: written by today's sentence-transformers."""
 
-    @pytest.fixture(scope="class")
-    def directory(self, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        torch.manual_seed(3)
-        layers = [
-            modules.Dense(HIDDEN, 24, bias=True, activation_function=torch.nn.Tanh()),
-            modules.Dense(24, 10, bias=False, activation_function=torch.nn.GELU()),
-            modules.Normalize(),
-        ]
-        return sentence_directory(
-            tmp_path_factory.mktemp("dense"),
-            encoder,
-            layers=layers,
-            max_seq_length=40,
-            prompts={"query": "search for: ", "passage": "text: "},
-            default_prompt_name="query",
-        )
-
-    @pytest.fixture(scope="class")
-    def packaged(self, directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
-        return package_to(tmp_path_factory.mktemp("dense-out"), directory)
-
-    def test_it_is_what_sentence_transformers_gives(self, directory: Path, packaged: Packaged) -> None:
-        found = _embeddings(packaged)
-        assert _equal(found, _encode(directory))
+    def test_it_is_what_sentence_transformers_gives(self, modern: Path, packaged_modern: Packaged) -> None:
+        found = _embeddings(packaged_modern)
+        assert _equal(found, _encode(modern))
         assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
-    def test_the_default_prompt_is_in_it(self, directory: Path, packaged: Packaged) -> None:
-        assert packaged.bundle.manifest.processing.prefix == "search for: "
-        assert not _equal(_embeddings(packaged), _encode(directory, prompt=""))
+    def test_the_default_prompt_is_in_it(self, modern: Path, packaged_modern: Packaged) -> None:
+        assert packaged_modern.bundle.manifest.processing.prefix == "search for: "
+        assert not _equal(_embeddings(packaged_modern), _encode(modern, prompt=""))
 
-    def test_long_texts_are_cut_as_the_source_cuts_them(self, directory: Path, packaged: Packaged) -> None:
-        assert packaged.tokenize(TEXTS[-1:])["input_ids"].shape[1] == 40
-        assert not _equal(_embeddings(packaged), _encode(directory, processing_kwargs={"text": {"max_length": 20}}))
+    def test_long_texts_are_cut_as_the_source_cuts_them(self, modern: Path, packaged_modern: Packaged) -> None:
+        assert packaged_modern.tokenize(TEXTS[-1:])["input_ids"].shape[1] == 40
+        assert not _equal(_embeddings(packaged_modern), _encode(modern, processing_kwargs={"text": {"max_length": 20}}))
 
-    def test_the_manifest_says_what_it_is(self, packaged: Packaged) -> None:
-        properties = packaged.bundle.manifest.properties
+    def test_the_manifest_says_what_it_is(self, packaged_modern: Packaged) -> None:
+        properties = packaged_modern.bundle.manifest.properties
         assert (properties["dimension"], properties["normalized"], properties["pooling"]) == (10, True, ["mean"])
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("older")
+    source = tiny_model(out / "encoder", "roberta", num_hidden_layers=1)  # a tokenizer that keeps the case
+    older = sentence_directory(out / "source", source, layers=[modules.Normalize()], truncate_dim=20)
+    (older / "sentence_bert_config.json").write_text('{"max_seq_length": 36, "do_lower_case": true}')
+    flags = {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
+    (older / "1_Pooling" / "config.json").write_text(json.dumps(flags))
+    (older / "2_Normalize" / "config.json").unlink()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def packaged_older(older: Path, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
+    return package_to(tmp_path_factory.mktemp("older-out"), older)
 
 
 class TestAnOlderDirectory:
     """What older releases wrote: flags for the pooling, `sentence_bert_config.json` with the text settings."""
 
-    @pytest.fixture(scope="class")
-    def directory(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        out = tmp_path_factory.mktemp("older")
-        source = tiny_model(out / "encoder", "roberta", num_hidden_layers=1)  # a tokenizer that keeps the case
-        directory = sentence_directory(out / "source", source, layers=[modules.Normalize()], truncate_dim=20)
-        (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 36, "do_lower_case": true}')
-        flags = {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
-        (directory / "1_Pooling" / "config.json").write_text(json.dumps(flags))
-        (directory / "2_Normalize" / "config.json").unlink()
-        return directory
+    def test_it_is_what_sentence_transformers_gives(self, older: Path, packaged_older: Packaged) -> None:
+        assert _equal(_embeddings(packaged_older), _encode(older))
 
-    @pytest.fixture(scope="class")
-    def packaged(self, directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
-        return package_to(tmp_path_factory.mktemp("older-out"), directory)
-
-    def test_it_is_what_sentence_transformers_gives(self, directory: Path, packaged: Packaged) -> None:
-        assert _equal(_embeddings(packaged), _encode(directory))
-
-    def test_text_is_lower_cased(self, packaged: Packaged) -> None:
-        upper, lower = packaged.tokenize(["SHOUTING Über ALLES", "shouting über alles"])["input_ids"]
+    def test_text_is_lower_cased(self, packaged_older: Packaged) -> None:
+        upper, lower = packaged_older.tokenize(["SHOUTING Über ALLES", "shouting über alles"])["input_ids"]
         assert upper.tolist() == lower.tolist()
 
-    def test_the_length_is_the_stated_one(self, packaged: Packaged) -> None:
-        assert packaged.bundle.manifest.processing.max_length == 36
-        assert packaged.tokenize(TEXTS[-1:])["input_ids"].shape[1] == 36
+    def test_the_length_is_the_stated_one(self, packaged_older: Packaged) -> None:
+        assert packaged_older.bundle.manifest.processing.max_length == 36
+        assert packaged_older.tokenize(TEXTS[-1:])["input_ids"].shape[1] == 36
 
-    def test_a_truncated_embedding_is_not_called_normalized(self, packaged: Packaged) -> None:
-        properties = packaged.bundle.manifest.properties
+    def test_a_truncated_embedding_is_not_called_normalized(self, packaged_older: Packaged) -> None:
+        properties = packaged_older.bundle.manifest.properties
         assert (properties["dimension"], properties["normalized"]) == (20, False)
 
 

@@ -16,8 +16,6 @@ from edgeonnx.spec.manifest import (
     Task,
     TextProcessing,
     Variant,
-    signature_from_dict,
-    signature_to_dict,
 )
 from edgeonnx.spec.parse import parse_document
 from edgeonnx.spec.report import Evidence, Threshold
@@ -120,8 +118,8 @@ def test_a_manifest_is_read_back(manifest: Manifest) -> None:
 
 @given(SIGNATURES)
 def test_a_signature_is_read_back(signature: ModelSignature) -> None:
-    data = canonical_json(signature_to_dict(signature))
-    assert signature_from_dict(parse_document(data, "s.json")) == signature
+    data = canonical_json(signature.to_dict())
+    assert ModelSignature.from_dict(parse_document(data, "s.json")) == signature
 
 
 @given(THRESHOLDS)
@@ -171,7 +169,7 @@ def test_any_value_anywhere_parses_or_is_refused(
 @given(JSON)
 def test_any_json_as_a_whole_document_parses_or_is_refused(value: Any) -> None:
     node = parse_document(canonical_json(value), "x.json")
-    for parse in (Evidence.from_dict, Threshold.from_dict, signature_from_dict, Manifest.component_files):
+    for parse in (Evidence.from_dict, Threshold.from_dict, ModelSignature.from_dict, Manifest.component_files):
         error = refusal(lambda parse=parse: parse(node))  # type: ignore[misc]
         assert error is None or (error.where or "").startswith("x.json")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from edgeonnx_ext import open_text_encoder
+from edgeonnx_ext import TextEncoder, open_text_encoder
 
 from edgeonnx.bundle import Bundle, open_bundle
 from edgeonnx.pipeline.recipe import PackageRequest
@@ -37,7 +38,7 @@ def open_packaged(path: Path) -> Packaged:
     return Packaged(bundle=bundle, session=onnxruntime.InferenceSession(model, options))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Packaged:
     """An opened bundle and its session."""
 
@@ -55,10 +56,11 @@ class Packaged:
         wanted = {name: np.asarray(inputs[name], dtype=np.int64) for name in self.input_names}
         return dict(zip(names, self.session.run(names, wanted), strict=True))
 
-    def tokenize(self, texts: Any, pairs: Any = None) -> dict[str, np.ndarray]:
-        """Texts to one padded batch, as the device does it."""
+    @cached_property
+    def text_encoder(self) -> TextEncoder:
+        """The text path that the device takes."""
         processing = self.bundle.manifest.processing
-        encoder = open_text_encoder(
+        return open_text_encoder(
             self.bundle.tokenizer_json(),
             max_length=processing.max_length,
             pad_id=processing.pad_id,
@@ -66,7 +68,10 @@ class Packaged:
             prefix=processing.prefix,
             backend=processing.backend,
         )
-        batch = encoder.encode(texts, pairs)
+
+    def tokenize(self, texts: Any, pairs: Any = None) -> dict[str, np.ndarray]:
+        """Texts to one padded batch, as the device does it."""
+        batch = self.text_encoder.encode(texts, pairs)
         return {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "token_type_ids")}
 
     def answer(self, texts: Any, pairs: Any = None, *, batch: int = BATCH) -> dict[str, list[np.ndarray]]:

@@ -282,8 +282,17 @@ def test_a_broken_component_names_the_field(case: str) -> None:
 def test_newer_minor_schemas_are_read() -> None:
     document, component = documents()
     document["schema_version"] = "1.9"
-    ours(document)["schema_version"] = "1.4"
+    ours(document).update({"schema_version": "1.4", "of_a_later_release": {"any": "thing"}})
+    component["additional_metadata"]["edgeonnx"]["of_a_later_release"] = True
     assert read(document, component) == manifest()
+
+
+def test_a_newer_minor_schema_may_still_not_set_session_options() -> None:
+    document, component = documents()
+    ours(document)["schema_version"] = "1.4"
+    next(iter(component["variants"].values()))["executor_info"]["ort"]["session_options"]["ep.dynamic"] = "1"
+    with pytest.raises(ManifestError, match="not a known field"):
+        read(document, component)
 
 
 def test_a_document_that_is_no_object_is_refused() -> None:

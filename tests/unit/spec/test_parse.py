@@ -129,12 +129,19 @@ def test_optional_members() -> None:
 
 
 def test_a_newer_minor_version_is_read() -> None:
-    assert root('{"v": "1.7"}').version("v", major=1) == "1.7"
+    node = root('{"v": "1.7", "more": [{"new": 1}]}')
+    newer = node.version("v", known="1.6")
+    newer.only(("v",))
+    next(newer.required("more").items()).only(())
+    with pytest.raises(ManifestError, match="not a known field"):
+        newer.only(("v",), always=True)
+    with pytest.raises(ManifestError, match="not a known field"):
+        node.version("v", known="1.7").only(("v",))
 
 
 def test_another_major_version_is_refused_with_what_to_do() -> None:
     with pytest.raises(SchemaVersionError) as caught:
-        root('{"v": "2.0"}').version("v", major=1)
+        root('{"v": "2.0"}').version("v", known="1.0")
     assert caught.value.where == "a.json: v"
     assert (caught.value.expected, caught.value.found) == ("1.x", "2.0")
     assert "use a release" in (caught.value.hint or "")
@@ -143,7 +150,7 @@ def test_another_major_version_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize("text", ["1", "1.0.0", "01.0", "1.x", "", " 1.0", "1.0\\n", "-1.0"])
 def test_what_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(ManifestError, match="is not a version"):
-        root(f'{{"v": "{text}"}}').version("v", major=1)
+        root(f'{{"v": "{text}"}}').version("v", known="1.0")
 
 
 def test_a_long_value_is_shown_shortened() -> None:
