@@ -19,6 +19,7 @@ from edgeonnx.spec.manifest import Task
 from tests.support.models import HIDDEN, sentence_directory, tiny_model
 from tests.support.packaged import Packaged, package_to
 
+pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
 TEXTS = [*shipped_texts(), "a text far longer than the model takes " * 60]
 
@@ -123,12 +124,12 @@ class TestDenseLayersNormalizationAndPrompt:
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("older")
     source = tiny_model(out / "encoder", "roberta", num_hidden_layers=1)  # a tokenizer that keeps the case
-    older = sentence_directory(out / "source", source, layers=[modules.Normalize()], truncate_dim=20)
-    (older / "sentence_bert_config.json").write_text('{"max_seq_length": 36, "do_lower_case": true}')
+    folder = sentence_directory(out / "source", source, layers=[modules.Normalize()], truncate_dim=20)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 36, "do_lower_case": true}')
     flags = {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
-    (older / "1_Pooling" / "config.json").write_text(json.dumps(flags))
-    (older / "2_Normalize" / "config.json").unlink()
-    return directory
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(flags))
+    (folder / "2_Normalize" / "config.json").unlink()
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from edgeonnx.spec.tensor import ModelSignature
 from tests.support.models import tiny_model
 from tests.support.packaged import package_to
 
+pytestmark = pytest.mark.slow
 real_export = LoadedEncoder.export
 forward = modules.TextEncoder.forward
 

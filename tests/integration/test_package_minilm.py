@@ -20,6 +20,7 @@ from tests.support.cli import command, environment
 from tests.support.packaged import open_packaged
 from tests.support.texts import vader_texts
 
+pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 ROOT = Path(__file__).resolve().parents[2]

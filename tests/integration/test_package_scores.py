@@ -19,6 +19,7 @@ from edgeonnx.spec.manifest import Task
 from tests.support.models import cross_encoder_directory, tiny_model
 from tests.support.packaged import package_to
 
+pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
 TEXTS = shipped_texts()
 PAIRS = pair_up(TEXTS)
