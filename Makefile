@@ -38,11 +38,14 @@ $(VENV)/.tests: $(VENV)/.runs
 demo: $(VENV)/.runs
 	@$(BIN)/python docs/examples/demo.py
 
+# Two workers, a file each; one thread for each worker's kernels, or they fight for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(VENV)/.tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(VENV)/.tests
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff format --check .

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class Interrupted(BaseException):
+    """Ctrl-C, SIGTERM or SIGHUP.
+
+    Not a KeyboardInterrupt: where one passes through `exec` of a text, CPython notes it and ends the process by SIGINT
+    at its very end, although it was handled, and the exit code is lost.
+    """
+
+
 app = typer.Typer(
     name="edgeonnx",
     help="Take a trained model to small machines, proven equal to the original.",
@@ -61,7 +70,7 @@ def _reported(verb: Callable[P, R]) -> Callable[P, R]:
 
             print_error(error, as_json=bool(kwargs.get("as_json")))
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except (Interrupted, KeyboardInterrupt):
             typer.echo("interrupted; nothing was written", err=True)
             raise typer.Exit(exits.INTERRUPTED) from None
 
@@ -144,16 +153,16 @@ def verify(
     print_json(report.to_dict()) if as_json else show.verified(report)
 
 
-def _terminated(_signal: int, _frame: object) -> None:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that a half-written bundle is removed."""
-    raise KeyboardInterrupt
+def _interrupt(_signal: int, _frame: object) -> None:
+    """Unwind the stack, so that a half-written bundle is removed."""
+    raise Interrupted
 
 
 def main() -> None:
     """Entry point of the `edgeonnx` command."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup, for one, has it ignored
-            signal.signal(number, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, has it ignored
+            signal.signal(number, _interrupt)
     app(prog_name="edgeonnx")
 
 

@@ -42,7 +42,7 @@ def test_sigterm_while_writing_leaves_the_old_bundle_and_nothing_else(
     assert staging.parent == tmp_path
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert out == ""
     assert err.splitlines()[-1] == "interrupted; nothing was written"
     assert "Traceback" not in err
