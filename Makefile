@@ -50,7 +50,7 @@ test-fast: $(VENV)/.tests
 lint: $(VENV)/.tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/cython-lint ext/edgeonnx_ext
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint ext/edgeonnx_ext  # it calls pycodestyle by name
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
