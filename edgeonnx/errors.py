@@ -210,3 +210,9 @@ class NotReadyError(ServingError):
 
 class InferenceError(ServingError):
     """The runtime failed on a well-formed request."""
+
+
+def first_line(error: BaseException, limit: int = 400) -> str:
+    """The first line of a foreign exception's text, for `found`: other libraries print pages."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip()[:limit] if lines else type(error).__name__

@@ -5,10 +5,6 @@ The loaded model is what later stages compare with: it serves them through array
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,15 +13,17 @@ import transformers
 from safetensors.torch import load_file
 from torch.export import Dim
 
-from edgeonnx.errors import CorruptSourceError, ExportError, UnsupportedModelError
+from edgeonnx.errors import CorruptSourceError, ExportError, first_line
 from edgeonnx.export.graph import ExportedGraph, finish_graph
+from edgeonnx.export.libraries import one_thread, quiet
 from edgeonnx.export.modules import DenseModule, TextEncoder, build_layers
 from edgeonnx.export.source import SAFE_WEIGHTS, check_safetensors
 from edgeonnx.export.tasks import TaskPlan, choose_max_length, position_limit
+from edgeonnx.export.tokenizer import TokenizerFacts, check_vocabulary, load_tokenizer, tokenizer_document
 from edgeonnx.spec.manifest import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -45,25 +43,6 @@ _AUTO_CLASSES = {
     Task.TEXT_RANKING: "AutoModelForSequenceClassification",
     Task.TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerFacts:
-    """What the device must know of the source's tokenizer.
-
-    Attributes:
-        document: `tokenizer.json`, without padding and truncation (those are the caller's).
-        max_length: Longest row in tokens.
-        pad_id: Id of the padding token.
-        pad_type_id: Token type id of padding.
-        prefix: Text put in front of every text.
-    """
-
-    document: bytes
-    max_length: int
-    pad_id: int
-    pad_type_id: int
-    prefix: str
 
 
 class LoadedEncoder:
@@ -100,7 +79,7 @@ class LoadedEncoder:
     @property
     def vocabulary_size(self) -> int:
         """Number of rows of the embedding table: every token id must be below it."""
-        return int(self._module.model.get_input_embeddings().num_embeddings)
+        return self._module.vocabulary_size
 
     def tokenize(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[dict[str, NDArray[np.int64]]]:
         """Each row as the source's own tokenizer gives it for that text alone: int64 (1, tokens) by input name."""
@@ -127,7 +106,7 @@ class LoadedEncoder:
             float32 by output name.
         """
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
-        with torch.inference_mode(), _one_thread():
+        with torch.inference_mode(), one_thread():
             outputs = self._module(**tensors)
         return {name: value.numpy() for name, value in zip(self.output_names, outputs, strict=True)}
 
@@ -140,7 +119,7 @@ class LoadedEncoder:
         example = self._example()
         shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in example}
         try:
-            with _quiet(), torch.no_grad():
+            with quiet(), torch.no_grad():
                 program = torch.onnx.export(
                     self._module,
                     (),
@@ -156,7 +135,7 @@ class LoadedEncoder:
             raise ExportError(
                 "torch could not export the model",
                 where=f"{self.source.identity} ({self.source.model_type})",
-                found=f"{type(error).__name__}: {_first_line(error)}",
+                found=f"{type(error).__name__}: {first_line(error)}",
                 hint="report it with the model's config.json; the exporter is pinned in constraints.txt",
             ) from error
         if program is None:
@@ -202,17 +181,17 @@ def load_encoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
         UnsupportedModelError: The tokenizer has no `tokenizer.json` form, or pads on the left.
         UsageError: `max_length` is longer than the model allows.
     """
-    with _quiet():
+    with quiet():
         _check_config(source)
-        tokenizer = _load_tokenizer(source)
+        tokenizer = load_tokenizer(source)
         model = _load_model(source, plan.task)
         module = TextEncoder(model, plan, build_layers(plan.embedding)).eval()
     _load_dense(source, module, plan)
     _check_finite(source, module)
-    _check_vocabulary(source, module, tokenizer)
+    check_vocabulary(source, tokenizer, rows=module.vocabulary_size)
     head = plan.head
     facts = TokenizerFacts(
-        document=_tokenizer_document(tokenizer, lowercase=head is not None and head.lowercase),
+        document=tokenizer_document(tokenizer, lowercase=head is not None and head.lowercase),
         max_length=choose_max_length(
             requested=max_length,
             stated=head.max_length if head is not None else None,
@@ -234,59 +213,8 @@ def _check_config(source: Source) -> None:
         raise CorruptSourceError(
             "has a configuration that transformers does not accept",
             where=str(source.path / "config.json"),
-            found=f"{type(error).__name__}: {_first_line(error)}",
+            found=f"{type(error).__name__}: {first_line(error)}",
         ) from error
-
-
-def _check_vocabulary(source: Source, module: TextEncoder, tokenizer: Any) -> None:
-    """Every id that the tokenizer can give has a row in the embedding table, or some text would end in a crash."""
-    rows = int(module.model.get_input_embeddings().num_embeddings)
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    if highest >= rows:
-        raise CorruptSourceError(
-            "has a tokenizer that gives ids beyond the model's embedding table",
-            where=str(source.path),
-            expected=f"ids below {rows}",
-            found=f"an id of {highest}",
-            hint="the tokenizer belongs to another model, or tokens were added: model.resize_token_embeddings",
-        )
-
-
-def _load_tokenizer(source: Source) -> Any:
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(source.path), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:
-        raise CorruptSourceError(
-            "has a tokenizer that cannot be read",
-            where=str(source.path),
-            found=f"{type(error).__name__}: {_first_line(error)}",
-        ) from error
-    if not tokenizer.is_fast or tokenizer.pad_token_id is None or tokenizer.padding_side != "right":
-        raise UnsupportedModelError(
-            "has a tokenizer that is not supported",
-            where=str(source.path),
-            expected="one with a tokenizer.json form and a padding token, padding on the right",
-            found=f"{type(tokenizer).__name__}, pad token {tokenizer.pad_token!r}, padding {tokenizer.padding_side}",
-        )
-    return tokenizer
-
-
-def _tokenizer_document(tokenizer: Any, *, lowercase: bool) -> bytes:
-    """The tokenizer as `tokenizer.json`, with lower-casing in it where sentence-transformers asks for it."""
-    from tokenizers import Tokenizer
-    from tokenizers.normalizers import Lowercase, Sequence
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    if lowercase:
-        first = [] if backend.normalizer is None else [backend.normalizer]
-        backend.normalizer = Sequence([Lowercase(), *first])
-        tokenizer.backend_tokenizer.normalizer = backend.normalizer
-    text: str = backend.to_str(pretty=True)
-    return text.encode("utf-8")
 
 
 def _load_model(source: Source, task: Task) -> Any:
@@ -305,7 +233,7 @@ def _load_model(source: Source, task: Task) -> Any:
         raise CorruptSourceError(
             "cannot be loaded by transformers",
             where=str(source.path),
-            found=f"{type(error).__name__}: {_first_line(error)}",
+            found=f"{type(error).__name__}: {first_line(error)}",
         ) from error
     missing = sorted(str(key) for key in info["missing_keys"])
     if task in POOLER_FREE_TASKS:
@@ -344,9 +272,7 @@ def _load_dense(source: Source, module: TextEncoder, plan: TaskPlan) -> None:
         try:
             layer.load_state_dict(load_file(str(file)))
         except RuntimeError as error:
-            raise CorruptSourceError(
-                "does not fit the dense layer", where=str(file), found=_first_line(error)
-            ) from None
+            raise CorruptSourceError("does not fit the dense layer", where=str(file), found=first_line(error)) from None
 
 
 def _check_finite(source: Source, module: torch.nn.Module) -> None:
@@ -358,43 +284,3 @@ def _check_finite(source: Source, module: torch.nn.Module) -> None:
             details=tuple(bad[:10]),
             hint="the training run diverged or the file is damaged",
         )
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch on one thread: sums then have one order, so golden sets do not depend on the number of cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the libraries' progress bars, warnings and logs off the user's terminal; failures still raise."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    transformers.utils.logging.disable_progress_bar()
-    verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity(logging.CRITICAL)
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        transformers.utils.logging.set_verbosity(verbosity)
-
-
-def _first_line(error: BaseException) -> str:
-    """The line that says what is wrong: the first, or the next one where the first only announces it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return "no message"
-    shown = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return shown[:300]

@@ -88,6 +88,11 @@ class TextEncoder(nn.Module):
         self.activation = plan.activation
 
     @property
+    def vocabulary_size(self) -> int:
+        """Number of rows of the embedding table."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs."""
         if self.task is Task.EMBEDDING:

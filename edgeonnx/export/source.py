@@ -17,6 +17,7 @@ from edgeonnx.errors import (
     SourceNotFoundError,
     UnsafeSourceError,
     UnsupportedModelError,
+    first_line,
 )
 
 SAFE_WEIGHTS = "model.safetensors"
@@ -158,7 +159,7 @@ def _download(hub_id: str) -> tuple[Path, str]:
         raise SourceNotFoundError(
             "there is no such local directory, and the hub did not give a repository of that name",
             where=hub_id,
-            found=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            found=first_line(error),
             hint="check the spelling, the network and the access token, or give a local directory",
         ) from None
     return folder, folder.name

@@ -8,7 +8,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from edgeonnx.errors import UnsafePathError, ValidationError
+from edgeonnx.errors import UnsafePathError, ValidationError, first_line
 from edgeonnx.spec.paths import check_relative_path
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_graph(model: bytes, tensors: Path, signature: ModelSignature, outputs:
     try:
         onnx.checker.check_model(_without_data(proto), full_check=False)
     except onnx.checker.ValidationError as error:
-        raise ValidationError("the graph is not valid ONNX", found=str(error).splitlines()[0][:400]) from error
+        raise ValidationError("the graph is not valid ONNX", found=first_line(error)) from error
     names = [value.name for value in proto.graph.output]
     if names != list(outputs) or [spec.name for spec in signature.outputs] != list(outputs):
         raise ValidationError(

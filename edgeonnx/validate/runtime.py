@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgeonnx.errors import RuntimeUnavailableError, ValidationError
+from edgeonnx.errors import RuntimeUnavailableError, ValidationError, first_line
 from edgeonnx.spec.manifest import EXTERNAL_FOLDER_OPTION
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def open_graph(model: Path, tensors: Path | None) -> Callable[[IntTensors], Floa
         session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ValidationError(
-            "ONNX Runtime does not load the graph", where=str(model), found=_first_line(error)
+            "ONNX Runtime does not load the graph", where=str(model), found=first_line(error)
         ) from error
     names = [output.name for output in session.get_outputs()]
 
@@ -55,11 +55,7 @@ def open_graph(model: Path, tensors: Path | None) -> Callable[[IntTensors], Floa
             return dict(zip(names, session.run(names, inputs), strict=True))
         except Exception as error:
             raise ValidationError(
-                "ONNX Runtime cannot run the graph", where=str(model), found=_first_line(error)
+                "ONNX Runtime cannot run the graph", where=str(model), found=first_line(error)
             ) from error
 
     return run
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:400]

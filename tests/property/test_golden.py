@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ def test_a_damaged_file_is_read_or_refused(name: str, data: st.DataObject) -> No
     read({**FILES, name: cut})
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # NumPy reads the header as a literal
 @settings(max_examples=200)
 @given(st.sampled_from(sorted(name for name in FILES if name.endswith(".npy"))), st.data())
 def test_a_damaged_npy_header_is_read_or_refused(name: str, data: st.DataObject) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from edgeonnx import errors
-from edgeonnx.errors import EdgeOnnxError, ManifestError
+from edgeonnx.errors import EdgeOnnxError, ManifestError, first_line
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EdgeOnnxError)]
 
@@ -56,3 +56,9 @@ def test_the_dictionary_survives_json() -> None:
         "details": ["d"],
     }
     assert json.loads(json.dumps(error.to_dict())) == expected
+
+
+def test_the_first_line_of_a_foreign_error() -> None:
+    assert first_line(ValueError("\n one \ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
+    assert first_line(ValueError("x" * 500)) == "x" * 400
