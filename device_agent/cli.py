@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeonnx import __version__
-from edgeonnx.errors import EdgeOnnxError, RuntimeUnavailableError
+from edgeonnx.errors import EdgeOnnxError, RuntimeUnavailableError, printable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -84,7 +84,7 @@ def serve(
     try:
         in_order = _serve(bundle, config)
     except EdgeOnnxError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable(error)}", err=True)
         _leave(error.exit_code, at_once=True)
     else:
         _leave(0, at_once=not in_order)

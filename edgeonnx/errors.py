@@ -216,3 +216,8 @@ def first_line(error: BaseException, limit: int = 400) -> str:
     """The first line of a foreign exception's text, for `found`: other libraries print pages."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip()[:limit] if lines else type(error).__name__
+
+
+def printable(text: object) -> str:
+    """Text from a file, fit for a terminal: what is not printable (escape sequences, for one) becomes an escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text))

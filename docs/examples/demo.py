@@ -1,6 +1,7 @@
 """The demo: package the real all-MiniLM-L6-v2, verify the bundle, serve it, ask it, stop it.
 
-Every step is a command that you could type; it is printed before it runs. Run it with `make demo`.
+Every step but the question over HTTP is a command that you could type; it is printed before it runs. Run it with
+`make demo`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def main() -> None:
             address = found.group() if found and "ready" in line else None
         if address is None:
             sys.exit(f"the agent stopped with exit code {agent.wait()}")
-        print(f"\n$ curl {address}/v1/embeddings -d '{{\"input\": [...]}}'")
+        print(f"\nasking POST {address}/v1/embeddings for {len(SENTENCES)} sentences; their cosine similarities:")
         print_similarities(embed(address, SENTENCES))
     finally:
         agent.send_signal(signal.SIGTERM)

@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from edgeonnx.errors import printable
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -43,11 +45,6 @@ def _console(terminal: bool, *, stderr: bool) -> Console:
     return Console(stderr=stderr, soft_wrap=not terminal, width=width, highlight=False, markup=False)
 
 
-def plain(text: object) -> str:
-    """Text from a file, fit for a terminal: what is not printable (escape sequences, for one) becomes an escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text))
-
-
 def print_json(value: object) -> None:
     """One JSON document on stdout, readable and stable in its order of keys."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
@@ -59,19 +56,20 @@ def print_json(value: object) -> None:
 
 
 def print_error(error: EdgeOnnxError, *, as_json: bool) -> None:
-    """An error without a traceback: what, where, expected, found, details, what to do."""
+    """An error without a traceback: where and what, expected, found, details, what to do."""
     if as_json:
         print_json(error.to_dict())
         return
     console = stderr()
-    console.print(Text.assemble(("error", "bold red"), ": ", plain(error.message)))
-    for label, value in (("where", error.where), ("expected", error.expected), ("found", error.found)):
+    place = "" if error.where is None else f"{printable(error.where)}: "
+    console.print(Text.assemble(("error", "bold red"), ": ", place, printable(error.message)))
+    for label, value in (("expected", error.expected), ("found", error.found)):
         if value is not None:
-            console.print(Text.assemble((f"  {label}: ", "dim"), plain(value)))
+            console.print(Text.assemble((f"  {label}: ", "dim"), printable(value)))
     for line in error.details:
-        console.print(Text.assemble("  - ", plain(line)))
+        console.print(Text.assemble("  - ", printable(line)))
     if error.hint is not None:
-        console.print(Text.assemble(("  hint: ", "cyan"), plain(error.hint)))
+        console.print(Text.assemble(("  hint: ", "cyan"), printable(error.hint)))
 
 
 class Stages:
@@ -119,7 +117,7 @@ class Stages:
             mark = Text.assemble(
                 (f"{self._mark} ", "green"),
                 (f"{stage:<{NAME_WIDTH}}", "bold"),
-                f" {plain(result)}  ",
+                f" {printable(result)}  ",
                 (f"{seconds:.1f} s", "dim"),
             )
             self._console.print(mark)

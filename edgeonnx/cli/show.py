@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from edgeonnx.cli.output import megabytes, plain, stdout
+from edgeonnx.cli.output import megabytes, stdout
+from edgeonnx.errors import printable
 from edgeonnx.pipeline.recipe import STAGES
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _variants(bundle: Bundle) -> Table:
 
 def _graph(name: str, facts: GraphFacts) -> None:
     console = stdout()
-    console.print(Text(plain(name), style="bold"))
+    console.print(Text(printable(name), style="bold"))
     table = _table("tensor", "type", "shape")
     for side, ports in (("in ", facts.inputs), ("out", facts.outputs)):
         for port, dtype, shape in ports:
@@ -152,13 +153,13 @@ def _graph(name: str, facts: GraphFacts) -> None:
 def _facts(rows: dict[str, str]) -> Text:
     """One line for each fact: what, and its value. Never folded when piped."""
     width = max(len(key) for key in rows)
-    lines = [Text.assemble((f"{plain(key):<{width}}  ", "dim"), plain(value)) for key, value in rows.items()]
+    lines = [Text.assemble((f"{printable(key):<{width}}  ", "dim"), printable(value)) for key, value in rows.items()]
     return Text("\n").join(lines)
 
 
 def _row(table: Table, *cells: str) -> None:
     """One row; the cells are text as it is, not markup."""
-    table.add_row(*(Text(plain(cell)) for cell in cells))
+    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def _table(*columns: str) -> Table:

@@ -109,6 +109,6 @@ def test_offline_and_not_in_the_cache_is_exit_code_3(tmp_path: Path) -> None:
     line = ("package", "org/some-model", "-n", "a", "-v", "1", "-o", str(tmp_path / "out"))
     done = edgeonnx(*line, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "cache"))
     assert done.returncode == 3, done.stderr
-    assert "where: org/some-model" in done.stderr
+    assert "error: org/some-model: " in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()

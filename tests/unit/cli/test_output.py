@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from edgeonnx.cli import output
-from edgeonnx.cli.output import Stages, megabytes, plain, print_error, print_json
+from edgeonnx.cli.output import Stages, megabytes, print_error, print_json
 from edgeonnx.cli.show import _facts, _row, _table
-from edgeonnx.errors import ManifestError
+from edgeonnx.errors import ManifestError, printable
 from tests.support.cli import ESCAPE
 
 HOSTILE = "a\x1b[31m\x07\nb\u202e\ud800"
@@ -33,9 +33,9 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_text_from_files_becomes_printable() -> None:
-    assert plain(HOSTILE) == "a\\x1b[31m\\x07\\nb\\u202e\\ud800"
-    assert plain("Zürich 東京 😀 ") == "Zürich 東京 😀 "
-    assert plain(3) == "3"
+    assert printable(HOSTILE) == "a\\x1b[31m\\x07\\nb\\u202e\\ud800"
+    assert printable("Zürich 東京 😀 ") == "Zürich 東京 😀 "
+    assert printable(3) == "3"
 
 
 def test_an_error_shows_every_part_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_an_error_shows_every_part_on_lines_of_their_own(capsys: pytest.CaptureF
     )
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"error: {'m' * 300}\n  where: w\n  expected: e\n  found: f\n  - d1\n  - d2\n  hint: h\n"
+    assert err == f"error: w: {'m' * 300}\n  expected: e\n  found: f\n  - d1\n  - d2\n  hint: h\n"
 
 
 def test_an_error_with_hostile_parts_is_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,12 +54,12 @@ def test_an_error_with_hostile_parts_is_shown_escaped(capsys: pytest.CaptureFixt
     )
     err = capsys.readouterr().err
     assert ESCAPE not in err
-    assert len(err.splitlines()) == 6
+    assert len(err.splitlines()) == 5
 
 
 def test_brackets_in_a_message_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(ManifestError("[red]x[/red] [/]", where="files[3].sha256"), as_json=False)
-    assert capsys.readouterr().err == "error: [red]x[/red] [/]\n  where: files[3].sha256\n"
+    assert capsys.readouterr().err == "error: files[3].sha256: [red]x[/red] [/]\n"
 
 
 def test_a_json_error_is_one_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

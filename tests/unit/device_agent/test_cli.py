@@ -33,10 +33,13 @@ def test_wrong_usage(arguments: list[str]) -> None:
 
 
 def test_an_error_ends_with_its_own_code_and_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "device_agent.cli", "serve", "--port", "0", "--bundle", str(tmp_path)]
+    folder = tmp_path / "a\x1b[31mname"  # a name must not reach the terminal raw
+    folder.mkdir()
+    command = [sys.executable, "-m", "device_agent.cli", "serve", "--port", "0", "--bundle", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == errors.NotABundleError.exit_code
-    assert done.stderr.startswith("error: ")
+    assert "error: " in done.stderr
+    assert "\x1b" not in done.stderr
     assert "Traceback" not in done.stderr
 
 
