@@ -109,7 +109,7 @@ def package(
         source=source, name=name, version=version, out=out, task=task, max_length=max_length, replace=force
     )
     if dry_run:
-        from edgeonnx.pipeline.run import plan
+        from edgeonnx.pipeline.plan import plan
 
         planned = plan(request)
         print_json(planned.to_dict()) if as_json else show.plan(planned)

@@ -14,7 +14,8 @@ from edgeonnx.pipeline.recipe import STAGES
 if TYPE_CHECKING:
     from edgeonnx.bundle import Bundle
     from edgeonnx.pipeline.inspect import Inspection
-    from edgeonnx.pipeline.run import PackagePlan, PackageResult
+    from edgeonnx.pipeline.plan import PackagePlan
+    from edgeonnx.pipeline.run import PackageResult
     from edgeonnx.pipeline.verify import VerifyReport
     from edgeonnx.spec.report import Evidence
     from edgeonnx.validate.inspection import GraphFacts

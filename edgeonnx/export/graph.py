@@ -54,6 +54,11 @@ class ExportedGraph:
     node_count: int
     domains: tuple[str, ...]
 
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all external tensors."""
+        return sum(len(data) for data in self.tensors.values())
+
 
 def finish_graph(model: ir.Model, *, axes: Sequence[str]) -> ExportedGraph:
     """Clean an exported model and move its tensors out.

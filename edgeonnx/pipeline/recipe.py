@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeonnx.spec.paths import check_bundle_name, check_bundle_version
+from edgeonnx.spec.report import Threshold
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from edgeonnx.spec.manifest import Task
 
 COMPONENT = "encoder"
-VARIANT = "cpu-fp32"
+MODEL_FILE = "model.onnx"
+TOKENIZER_FILE = "tokenizer.json"
 
 STAGES = (
     ("load", "find the source model, check its files, load it"),
@@ -24,6 +26,40 @@ STAGES = (
     ("bundle", "write graph, tensors, tokenizer, golden set and evidence"),
     ("verify", "open the bundle as a device does and replay its golden set"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantRecipe:
+    """How one variant is made and what it must reach; recipes are data.
+
+    Attributes:
+        name: Name of the variant, and of its folder.
+        precision: `fp32`, ...
+        device: `cpu`, `gpu` or `npu`.
+        provider: Execution provider that it is made for.
+        golden: What a device must reach when it replays the golden set.
+    """
+
+    name: str
+    precision: str
+    device: str
+    provider: str
+    golden: tuple[Threshold, ...]
+
+
+FP32 = VariantRecipe(
+    name="cpu-fp32",
+    precision="fp32",
+    device="cpu",
+    provider="CPUExecutionProvider",
+    # Ten times what the build host must reach: other instruction sets and libraries round in other places.
+    golden=(Threshold(metric="scaled_diff", at_most=1e-3),),
+)
+
+
+def model_path(recipe: VariantRecipe) -> str:
+    """Where a variant's graph lies in the bundle."""
+    return f"{COMPONENT}/{recipe.name}/{MODEL_FILE}"
 
 
 def stage_of(name: str) -> tuple[str, str]:

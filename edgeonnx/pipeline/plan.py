@@ -1,0 +1,88 @@
+"""What `package` would do: found out from the source's files alone, without loading the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgeonnx.bundle.writer import check_target
+from edgeonnx.errors import RuntimeUnavailableError
+from edgeonnx.pipeline.recipe import FP32, STAGES, PackageRequest
+
+if TYPE_CHECKING:
+    from edgeonnx.export.source import Source
+    from edgeonnx.export.tasks import TaskPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagePlan:
+    """What `package` would do, found out from the source's files alone.
+
+    Attributes:
+        request: What was asked for.
+        source: The source model.
+        plan: Its task.
+    """
+
+    request: PackageRequest
+    source: Source
+    plan: TaskPlan
+
+    def facts(self) -> dict[str, str]:
+        """For people."""
+        source = self.source
+        rows = {
+            "source": f"{source.identity} ({source.architecture or source.model_type})",
+            "weights": ", ".join(source.weights),
+            "task": self.plan.task.value,
+            "bundle": str(self.request.target),
+            "variants": FP32.name,
+        }
+        head = self.plan.embedding
+        if head is not None:
+            steps = [f"{' + '.join(head.pooling)} pooling"]
+            steps += [layer if isinstance(layer, str) else f"dense {layer.out_features}" for layer in head.layers]
+            steps += [] if head.keep is None else [f"first {head.keep} elements"]
+            rows["in the graph"] = " -> ".join(steps)
+        if self.plan.labels:
+            rows["labels"] = ", ".join(self.plan.labels)
+        return rows
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return {"plan": self.facts(), "stages": [{"stage": name, "about": about} for name, about in STAGES]}
+
+
+def plan(request: PackageRequest) -> PackagePlan:
+    """Find and check the source, decide the task; load, export and write nothing.
+
+    Raises:
+        EdgeOnnxError: As `package` raises before it loads the model.
+    """
+    check_target(request.target, replace=request.replace)
+    source, decided = plan_source(request)
+    return PackagePlan(request=request, source=source, plan=decided)
+
+
+def plan_source(request: PackageRequest) -> tuple[Source, TaskPlan]:
+    """The source and its task, from the files alone; torch is not imported for it.
+
+    Raises:
+        SourceError, UsageError: The source cannot be used, or its task is not clear.
+        RuntimeUnavailableError: A library of the build host is missing.
+    """
+    try:
+        from edgeonnx.export.source import locate
+        from edgeonnx.export.tasks import plan_task
+
+        source = locate(request.source)
+    except ImportError as error:
+        raise missing_library(error) from None
+    return source, plan_task(source, request.task)
+
+
+def missing_library(error: ImportError) -> RuntimeUnavailableError:
+    """The error for a library that the build host lacks."""
+    return RuntimeUnavailableError(
+        "a library of the build host cannot be imported", found=str(error), hint="pip install 'edgeonnx[host]'"
+    )
