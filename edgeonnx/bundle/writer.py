@@ -7,6 +7,7 @@ that fails or is killed leaves no bundle behind.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
     Buffer = bytes | memoryview
 
+TOKEN = "[0-9a-f]" * 8
+"""Pattern of what tells folders of one bundle apart; exact, as `minilm-1.0` must not take `minilm-1.0.0` for its own."""
+PARTIAL = ".partial"
+RETIRED = ".retired"
+
 
 class BundleWriter:
     """Collects the files of one bundle and gives them their name in the end.
@@ -48,12 +54,14 @@ class BundleWriter:
         self._target = target
         self._replace = replace
         self._entries: dict[str, FileEntry] = {}
-        self._staging = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
+        self._staging = target.parent / f".{target.name}.{secrets.token_hex(4)}{PARTIAL}"
+        self._lock: int | None = None
         check_target(target, replace=replace)
 
     def __enter__(self) -> Self:
         try:
             self._staging.mkdir(parents=True)
+            self._lock = _lock_folder(self._staging)
         except OSError as error:
             raise UsageError(
                 "the output folder cannot be written",
@@ -66,6 +74,8 @@ class BundleWriter:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def add(self, path: str, data: Buffer) -> FileEntry:
         """Write one file at `path` (relative, POSIX) and list it."""
@@ -138,7 +148,7 @@ class BundleWriter:
         if not self._target.exists():
             self._staging.rename(self._target)
             return
-        retired = self._staging.with_suffix(".retired")
+        retired = self._staging.with_suffix(RETIRED)
         try:
             self._target.rename(retired)
             self._staging.rename(self._target)
@@ -147,6 +157,39 @@ class BundleWriter:
                 retired.rename(self._target)
             raise
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def clear_leftovers(target: Path) -> None:
+    """Put right what builds of this bundle left behind that could not end by themselves (power cut, SIGKILL).
+
+    A bundle that was set aside and not yet replaced gets its name back. Half-written folders are removed, but not those
+    of builds that run: each holds a lock on its own.
+    """
+    if not target.parent.is_dir():
+        return
+    for retired in sorted(target.parent.glob(f".{target.name}.{TOKEN}{RETIRED}")):
+        if os.path.lexists(target):
+            shutil.rmtree(retired, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                retired.rename(target)
+    for partial in target.parent.glob(f".{target.name}.{TOKEN}{PARTIAL}"):
+        with contextlib.suppress(OSError):
+            lock = _lock_folder(partial)
+            if lock is not None:
+                shutil.rmtree(partial, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock until it is closed or the process ends; None if another one has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def check_target(target: Path, *, replace: bool) -> None:

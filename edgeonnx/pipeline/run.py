@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle import BundleWriter
-from edgeonnx.bundle.writer import check_target
+from edgeonnx.bundle.writer import check_target, clear_leftovers
 from edgeonnx.pipeline import describe
 from edgeonnx.pipeline.describe import Build, BuiltVariant
 from edgeonnx.pipeline.plan import missing_library, plan_source
@@ -71,6 +71,7 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
     Raises:
         EdgeOnnxError: A stage failed; nothing was written.
     """
+    clear_leftovers(request.target)
     check_target(request.target, replace=request.replace)
     timer = StageTimer(progress=progress or Silent())
     encoder = _load(request, timer)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgeonnx.bundle import BundleWriter, open_bundle
 from edgeonnx.bundle import writer as writer_module
-from edgeonnx.bundle.writer import check_target
+from edgeonnx.bundle.writer import check_target, clear_leftovers
 from edgeonnx.errors import BundleError, UnsafePathError, UsageError
 from tests.support.bundles import make_bundle
 
@@ -177,4 +181,67 @@ def test_a_full_disk_is_an_error_of_ours_and_leaves_nothing(tmp_path: Path, monk
             writer.add("encoder/x", b"x")
     assert caught.value.where == str(tmp_path / "encoder/x")
     assert "make room" in (caught.value.hint or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edgeonnx.bundle import BundleWriter
+writer = BundleWriter(Path(sys.argv[1])).__enter__()
+writer.add("a/b", b"x")
+print(writer.staging.name, flush=True)
+if sys.argv[2] == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.read()
+"""
+
+
+def build_elsewhere(target: Path, then: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", KILLED, str(target), then]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_what_a_killed_build_left_is_removed_and_a_running_one_is_not_disturbed(tmp_path: Path) -> None:
+    target = tmp_path / "b"
+    with build_elsewhere(target, "die") as killed:
+        left = (killed.stdout or io.StringIO()).readline().strip()
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / left / "a" / "b").is_file()
+    with build_elsewhere(target, "live") as running:
+        busy = (running.stdout or io.StringIO()).readline().strip()
+        clear_leftovers(target)
+        assert [path.name for path in tmp_path.iterdir()] == [busy]
+    clear_leftovers(target)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_that_was_set_aside_gets_its_name_back(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    before = snapshot(bundle)
+    bundle.rename(tmp_path / f".{bundle.name}.0123abcd.retired")
+    clear_leftovers(bundle)
+    assert snapshot(bundle) == before
+    assert [path.name for path in tmp_path.iterdir()] == [bundle.name]
+
+
+def test_a_bundle_that_was_set_aside_and_replaced_is_removed(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    (tmp_path / f".{bundle.name}.0123abcd.retired").mkdir()
+    others = [".another-1.0.0.0123abcd.partial", f".{bundle.name}.1.0123abcd.retired"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    clear_leftovers(bundle)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*others, bundle.name]
+
+
+def test_a_bundle_does_not_take_the_name_of_a_shorter_version(tmp_path: Path) -> None:
+    aside = tmp_path / ".minilm-1.0.0.0123abcd.retired"
+    aside.mkdir()
+    clear_leftovers(tmp_path / "minilm-1.0")
+    assert list(tmp_path.iterdir()) == [aside]
+
+
+def test_where_nothing_was_built_yet_there_is_nothing_to_clear(tmp_path: Path) -> None:
+    clear_leftovers(tmp_path / "none" / "b")
     assert list(tmp_path.iterdir()) == []
