@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Buffer = bytes | memoryview
 
 TOKEN = "[0-9a-f]" * 8
-"""Pattern of what tells folders of one bundle apart; exact, as `minilm-1.0` must not take `minilm-1.0.0` for its own."""
+"""What tells the hidden folders of one bundle apart: exact, as `minilm-1.0` must not take one of `minilm-1.0.0`."""
 PARTIAL = ".partial"
 RETIRED = ".retired"
 
