@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 from edgeonnx import __version__
-from edgeonnx.cli import exits
+from edgeonnx.cli import exits, interrupt
 from edgeonnx.errors import EdgeOnnxError
 from edgeonnx.spec.manifest import Task
 
@@ -19,15 +18,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Interrupted(BaseException):
-    """Ctrl-C, SIGTERM or SIGHUP.
-
-    Not a KeyboardInterrupt: where one passes through `exec` of a text, CPython notes it and ends the process by SIGINT
-    at its very end, although it was handled, and the exit code is lost.
-    """
-
 
 app = typer.Typer(
     name="edgeonnx",
@@ -58,6 +48,11 @@ def _root(
     """Options before the verb."""
 
 
+def _interrupted() -> NoReturn:
+    typer.echo("interrupted; nothing was written", err=True)
+    raise typer.Exit(exits.INTERRUPTED) from None
+
+
 def _reported(verb: Callable[P, R]) -> Callable[P, R]:
     """Turn our errors into messages and exit codes; nothing of ours ends in a traceback."""
 
@@ -66,13 +61,14 @@ def _reported(verb: Callable[P, R]) -> Callable[P, R]:
         try:
             return verb(*args, **kwargs)
         except EdgeOnnxError as error:
+            if interrupt.received():  # a library that swallows the interrupt may fail over it
+                _interrupted()
             from edgeonnx.cli.output import print_error
 
             print_error(error, as_json=bool(kwargs.get("as_json")))
             raise typer.Exit(error.exit_code) from None
-        except (Interrupted, KeyboardInterrupt):
-            typer.echo("interrupted; nothing was written", err=True)
-            raise typer.Exit(exits.INTERRUPTED) from None
+        except (interrupt.Interrupted, KeyboardInterrupt):
+            _interrupted()
 
     return wrapper
 
@@ -153,16 +149,9 @@ def verify(
     print_json(report.to_dict()) if as_json else show.verified(report)
 
 
-def _interrupt(_signal: int, _frame: object) -> None:
-    """Unwind the stack, so that a half-written bundle is removed."""
-    raise Interrupted
-
-
 def main() -> None:
     """Entry point of the `edgeonnx` command."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, has it ignored
-            signal.signal(number, _interrupt)
+    interrupt.install()
     app(prog_name="edgeonnx")
 
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from edgeonnx.cli import interrupt
 from edgeonnx.errors import printable
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def print_error(error: EdgeOnnxError, *, as_json: bool) -> None:
 class Stages:
     """Draws the stages of a run: a live line while one runs, a finished line when it is done.
 
+    Each event also looks whether the run was interrupted meanwhile.
+
     Args:
         quiet: Draw nothing.
     """
@@ -101,16 +104,19 @@ class Stages:
 
     def started(self, stage: str, about: str) -> None:
         """Show that a stage runs."""
+        interrupt.check()
         if self._live is not None and self._task is not None:
             self._live.reset(self._task, description=f"{stage:<{NAME_WIDTH}} {about}", total=None, visible=True)
 
     def advanced(self, done: int, total: int) -> None:
         """Show how far it is."""
+        interrupt.check()
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total)
 
     def finished(self, stage: str, result: str, seconds: float) -> None:
         """Leave a line about what came out of it."""
+        interrupt.check()
         if self._live is not None and self._task is not None:
             self._live.update(self._task, visible=False)
         if not self._quiet:
