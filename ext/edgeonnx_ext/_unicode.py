@@ -26,7 +26,7 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -143,7 +143,7 @@ def decode_table(data: bytes) -> UnicodeTable:
     if zlib.crc32(payload) != crc:
         raise ImportError(_damaged("its checksum does not match"))
     counts = (CODE_POINTS >> shift, blocks << shift, records, pool)
-    dtypes = (np.dtype("<u2"), np.dtype("<u2"), RECORD_DTYPE, np.dtype("<u4"))
+    dtypes: tuple[np.dtype[Any], ...] = (np.dtype("<u2"), np.dtype("<u2"), RECORD_DTYPE, np.dtype("<u4"))
     arrays, offset = [], 0
     for count, dtype in zip(counts, dtypes, strict=True):
         arrays.append(np.frombuffer(payload, dtype=dtype, count=count, offset=offset).astype(dtype.newbyteorder("=")))
