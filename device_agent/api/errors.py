@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("edgeonnx.agent")
 
 INTERNAL_MESSAGE = "internal error; the agent's log has the details"
-UNREADABLE_BODY = "the request cannot be read"
 
 
 @dataclass(frozen=True, kw_only=True)
