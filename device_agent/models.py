@@ -16,7 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from device_agent.inference.processing import ATTENTION_MASK, TEXT_INPUTS, TextModel, TextPath
+from device_agent.inference.processing import ATTENTION_MASK, TextModel, TextPath
 from device_agent.inference.providers import device_profile, without
 from device_agent.inference.runner import Runner
 from device_agent.inference.session import CPU_PROVIDER, Session
@@ -233,7 +233,7 @@ def prove(bundle: Bundle, variant: Variant, model: TextModel) -> None:
     golden = bundle.golden()
     try:
         batch = model.text.encode(golden.texts, golden.pairs)
-        golden.check_tokens({name: getattr(batch, name) for name in TEXT_INPUTS}, where=where)
+        golden.check_tokens(batch.tensors(), where=where)
         golden.check_replay(golden.replay(partial(_run_as_served, model)), variant.golden, where=where)
     except (ServingError, ValidationError) as error:
         raise GoldenSetError("the golden set cannot be replayed here", where=where, found=str(error)) from None

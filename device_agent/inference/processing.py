@@ -115,7 +115,8 @@ class TextPath:
 
     def tensors(self, batch: TextBatch) -> dict[str, Ids]:
         """The graph's inputs: int64 (rows, tokens) by name, without those that the graph lacks."""
-        return {name: getattr(batch, name) for name in self.inputs}
+        every = batch.tensors()
+        return {name: every[name] for name in self.inputs}
 
     def tensors_of_tokens(self, rows: Sequence[Sequence[int]]) -> tuple[dict[str, Ids], Ids]:
         """The graph's inputs, and the rows' lengths, for texts that a client tokenized itself.

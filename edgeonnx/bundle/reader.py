@@ -71,9 +71,15 @@ class Bundle:
         return _read(self.path_of(self.manifest.processing.tokenizer), MAX_TOKENIZER_BYTES)
 
     def golden(self) -> GoldenSet:
-        """The golden set."""
+        """The golden set.
+
+        Raises:
+            ManifestError: It is broken, or lacks an input or output of the entry component, which then stays unproven.
+        """
         folder = self.path_of(self.manifest.golden)
-        return GoldenSet.from_files(lambda name: _read(folder / name, MAX_GOLDEN_BYTES))
+        golden = GoldenSet.from_files(lambda name: _read(folder / name, MAX_GOLDEN_BYTES))
+        golden.check_names(self.manifest.entry_component.signature)
+        return golden
 
     def evidence(self) -> Evidence:
         """The evidence of the build."""

@@ -88,11 +88,7 @@ def _first_difference(
     encoder: TextEncoder, texts: Sequence[str], pairs: Sequence[str] | None, expected: Sequence[IntTensors]
 ) -> str | None:
     batch = encoder.encode(texts, pairs)
-    arrays = {
-        "input_ids": batch.input_ids,
-        "attention_mask": batch.attention_mask,
-        "token_type_ids": batch.token_type_ids,
-    }
+    arrays = batch.tensors()
     for row, want in enumerate(expected):
         for name, value in want.items():
             if name not in arrays:

@@ -42,6 +42,14 @@ class TextBatch:
     token_type_ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
+    def tensors(self) -> dict[str, NDArray[np.int64]]:
+        """The arrays by the names that graphs give their inputs; not copied."""
+        return {
+            "input_ids": self.input_ids,
+            "attention_mask": self.attention_mask,
+            "token_type_ids": self.token_type_ids,
+        }
+
 
 class TextEncoder(Protocol):
     """Turns texts, or pairs of texts, into batches."""

@@ -71,8 +71,7 @@ class Packaged:
 
     def tokenize(self, texts: Any, pairs: Any = None) -> dict[str, np.ndarray]:
         """Texts to one padded batch, as the device does it."""
-        batch = self.text_encoder.encode(texts, pairs)
-        return {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "token_type_ids")}
+        return self.text_encoder.encode(texts, pairs).tensors()
 
     def answer(self, texts: Any, pairs: Any = None, *, batch: int = BATCH) -> dict[str, list[np.ndarray]]:
         """Texts to outputs by name, one array a row; per-token outputs without the padding."""

@@ -24,6 +24,7 @@ from edgeonnx.errors import (
 from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.selection import DeviceProfile
 from tests.support import bundles
+from tests.support.tamper import edit_json, replace_asset
 
 CUDA = "CUDAExecutionProvider"
 CONFIG = AgentConfig(threads=1)
@@ -77,6 +78,19 @@ def test_a_flipped_byte_is_found_before_the_model_is_loaded(tmp_path: Path) -> N
 def test_a_model_that_does_not_give_the_golden_answers_never_serves(tmp_path: Path) -> None:
     with pytest.raises(GoldenSetError, match="scaled_diff"):
         load_model(bundles.make_bundle(tmp_path, bias=0.01), CONFIG)
+
+
+def test_an_output_that_the_golden_set_leaves_unproven_never_serves(tmp_path: Path) -> None:
+    bundle = bundles.make_bundle(tmp_path, Task.TEXT_CLASSIFICATION)
+    load_model(bundle, CONFIG)
+
+    def forget_scores(folder: Path) -> None:
+        (folder / "outputs.scores.npy").unlink()
+        edit_json(folder, "golden.json", lambda document: document.update(outputs=["logits"]))
+
+    replace_asset(bundle, "golden.json", forget_scores)
+    with pytest.raises(ManifestError, match="other outputs than the component's signature"):
+        load_model(bundle, CONFIG)
 
 
 def test_a_tokenizer_that_gives_other_ids_never_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,12 +62,7 @@ def lying(honest: Any, backends: set[str]) -> Any:
             batch = encoder.encode(texts, pairs)
             ids = batch.input_ids.copy()
             ids[2, batch.lengths[2] - 1] += 1
-            return SimpleNamespace(
-                input_ids=ids,
-                attention_mask=batch.attention_mask,
-                token_type_ids=batch.token_type_ids,
-                lengths=batch.lengths,
-            )
+            return replace(batch, input_ids=ids)
 
         return SimpleNamespace(encode=encode)
 
