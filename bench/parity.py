@@ -20,17 +20,17 @@ from edgeonnx.bundle import Comparison, compare_outputs, open_bundle
 from edgeonnx.export.encoder import load_encoder
 from edgeonnx.export.source import locate
 from edgeonnx.export.tasks import plan_task
+from edgeonnx.model.reference import build_reference
+from edgeonnx.model.runtime import open_graph
 from edgeonnx.pipeline.recipe import PackageRequest
 from edgeonnx.pipeline.run import package
-from edgeonnx.validate.parity import build_reference
-from edgeonnx.validate.runtime import open_graph
 from tests.support.models import minilm_directory
 from tests.support.texts import vader_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from edgeonnx.validate.parity import Reference
+    from edgeonnx.model.reference import Reference
 
 LIMIT = 1e-4
 SIZES = (1, 7, 32)

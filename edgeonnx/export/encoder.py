@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.export import Dim
 
 from edgeonnx.errors import CorruptSourceError, ExportError, first_line
-from edgeonnx.export.graph import ExportedGraph, finish_graph
+from edgeonnx.export.graph import finish_graph
 from edgeonnx.export.libraries import one_thread, quiet
 from edgeonnx.export.modules import DenseModule, TextEncoder, build_layers
 from edgeonnx.export.source import SAFE_WEIGHTS, check_safetensors
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgeonnx.export.source import Source
+    from edgeonnx.model.graph import StoredGraph
 
 # The opset with the standard Attention and Gelu operators: the cleanest graph, and nothing outside the ONNX standard.
 OPSET = 23
@@ -110,7 +111,7 @@ class LoadedEncoder:
             outputs = self._module(**tensors)
         return {name: value.numpy() for name, value in zip(self.output_names, outputs, strict=True)}
 
-    def export(self) -> ExportedGraph:
+    def export(self) -> StoredGraph:
         """Export the model to ONNX.
 
         Raises:
@@ -144,7 +145,7 @@ class LoadedEncoder:
         self._check_inputs(graph)
         return graph
 
-    def _check_inputs(self, graph: ExportedGraph) -> None:
+    def _check_inputs(self, graph: StoredGraph) -> None:
         """The graph takes what the device will feed it: an input that is gone had no influence when it was traced."""
         names = tuple(spec.name for spec in graph.signature.inputs)
         if names != self.input_names:

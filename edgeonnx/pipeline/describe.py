@@ -13,7 +13,7 @@ from edgeonnx.spec.report import Evidence
 
 if TYPE_CHECKING:
     from edgeonnx.export.encoder import LoadedEncoder
-    from edgeonnx.export.graph import ExportedGraph
+    from edgeonnx.model.graph import StoredGraph
     from edgeonnx.pipeline.recipe import PackageRequest, VariantRecipe
     from edgeonnx.validate.parity import ParityResult
     from edgeonnx.validate.tokens import TextPath
@@ -53,7 +53,7 @@ class Build:
 
     request: PackageRequest
     encoder: LoadedEncoder
-    graph: ExportedGraph
+    graph: StoredGraph
     text_path: TextPath
     parity: ParityResult
     variants: tuple[BuiltVariant, ...]
@@ -89,7 +89,7 @@ def manifest(build: Build) -> Manifest:
     )
 
 
-def _variant(built: BuiltVariant, graph: ExportedGraph) -> Variant:
+def _variant(built: BuiltVariant, graph: StoredGraph) -> Variant:
     recipe = built.recipe
     return Variant(
         name=recipe.name,

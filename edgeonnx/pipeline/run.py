@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edgeonnx.export.encoder import LoadedEncoder
-    from edgeonnx.export.graph import ExportedGraph
+    from edgeonnx.model.graph import StoredGraph
+    from edgeonnx.model.reference import Reference
     from edgeonnx.pipeline.progress import Progress
     from edgeonnx.pipeline.recipe import VariantRecipe
     from edgeonnx.spec.manifest import Manifest
     from edgeonnx.spec.report import Evidence
-    from edgeonnx.validate.parity import ParityResult, Reference
+    from edgeonnx.validate.parity import ParityResult
     from edgeonnx.validate.tokens import TextPath
 
 
@@ -110,7 +111,7 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
     )
 
 
-def _write_variant(recipe: VariantRecipe, graph: ExportedGraph, writer: BundleWriter) -> BuiltVariant:
+def _write_variant(recipe: VariantRecipe, graph: StoredGraph, writer: BundleWriter) -> BuiltVariant:
     """Write a variant's graph and tensors; tensors that are there already are not written twice."""
     writer.add(model_path(recipe), graph.model)
     return BuiltVariant(recipe=recipe, tensors=writer.add_asset(graph.tensors), tensor_bytes=graph.tensor_bytes)
@@ -131,14 +132,14 @@ def _load(request: PackageRequest, timer: StageTimer) -> LoadedEncoder:
         return encoder
 
 
-def _export(encoder: LoadedEncoder, timer: StageTimer) -> ExportedGraph:
+def _export(encoder: LoadedEncoder, timer: StageTimer) -> StoredGraph:
     with timer.stage(*stage_of("export")) as stage:
         graph = encoder.export()
         stage.result = f"{graph.node_count} nodes, opset {graph.opset}, {len(graph.tensors)} tensors"
         return graph
 
 
-def _check(encoder: LoadedEncoder, graph: ExportedGraph, folder: Path, timer: StageTimer) -> None:
+def _check(encoder: LoadedEncoder, graph: StoredGraph, folder: Path, timer: StageTimer) -> None:
     from edgeonnx.validate.checker import check_graph
 
     with timer.stage(*stage_of("check")) as stage:
@@ -148,7 +149,7 @@ def _check(encoder: LoadedEncoder, graph: ExportedGraph, folder: Path, timer: St
 
 
 def _tokenize(encoder: LoadedEncoder, timer: StageTimer) -> tuple[Reference, TextPath]:
-    from edgeonnx.validate.parity import build_reference
+    from edgeonnx.model.reference import build_reference
     from edgeonnx.validate.tokens import choose_text_path
 
     with timer.stage(*stage_of("tokenize")) as stage:
@@ -172,8 +173,8 @@ def _tokenize(encoder: LoadedEncoder, timer: StageTimer) -> tuple[Reference, Tex
 
 
 def _parity(encoder: LoadedEncoder, reference: Reference, model: Path, folder: Path, timer: StageTimer) -> ParityResult:
+    from edgeonnx.model.runtime import open_graph
     from edgeonnx.validate.parity import check_parity
-    from edgeonnx.validate.runtime import open_graph
 
     with timer.stage(*stage_of("parity")) as stage:
         result = check_parity(

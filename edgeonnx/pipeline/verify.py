@@ -142,8 +142,8 @@ def _check_tokens(bundle: Bundle, golden: GoldenSet) -> str:
 
 
 def _replay(bundle: Bundle, golden: GoldenSet) -> tuple[tuple[Replay, ...], tuple[tuple[str, str], ...]]:
+    from edgeonnx.model.runtime import open_graph
     from edgeonnx.validate.checker import check_locations, check_signature
-    from edgeonnx.validate.runtime import open_graph
 
     component = bundle.manifest.entry_component
     replays: list[Replay] = []

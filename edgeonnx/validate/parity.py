@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgeonnx.bundle.golden import MASK_INPUT, Comparison, GoldenSet, compare_outputs
+from edgeonnx.bundle.golden import MASK_INPUT, Comparison, compare_outputs
 from edgeonnx.errors import ParityError, ValidationError
 from edgeonnx.spec.report import Threshold, judge
 from edgeonnx.validate.layouts import Layout, plan_layouts
@@ -21,70 +21,12 @@ from edgeonnx.validate.layouts import Layout, plan_layouts
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
-    from edgeonnx.validate.ports import FloatTensors, IntTensors, SourceModel
-
-Scalar = TypeVar("Scalar", np.int64, np.float32)
+    from edgeonnx.model.ports import FloatTensors, IntTensors
+    from edgeonnx.model.reference import Reference
 
 HINT = "nothing was written; the export is wrong for this batch size, length or padding"
 DEFAULT_THRESHOLDS = (Threshold(metric="scaled_diff", at_most=1e-4),)
 """What fp32 must reach. A correct export of a BERT differs by some 1e-6 to 2e-5; a wrong one by 1e-1 and more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """The source model's answers, one row at a time.
-
-    Attributes:
-        texts: The texts.
-        pairs: The second texts, or None.
-        inputs: int64 (1, tokens) by input name, per row.
-        outputs: float32 by output name, per row.
-        pad_ids: What fills each input up.
-    """
-
-    texts: tuple[str, ...]
-    pairs: tuple[str, ...] | None
-    inputs: tuple[IntTensors, ...]
-    outputs: tuple[FloatTensors, ...]
-    pad_ids: dict[str, int]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row."""
-        return [row[MASK_INPUT].shape[1] for row in self.inputs]
-
-    def batch(self, rows: Sequence[int], width: int) -> tuple[IntTensors, FloatTensors]:
-        """The inputs of some rows as one padded batch, and the expected outputs padded with zeros."""
-        inputs = {
-            name: np.concatenate([_fill(self.inputs[row][name], width, self.pad_ids.get(name, 0)) for row in rows])
-            for name in self.inputs[0]
-        }
-        outputs = {
-            name: np.concatenate([_fill(self.outputs[row][name], width, 0) for row in rows]) for name in self.outputs[0]
-        }
-        return inputs, outputs
-
-    def golden(self, rows: Sequence[int]) -> GoldenSet:
-        """The golden set made of some rows."""
-        width = max(self.lengths[row] for row in rows)
-        inputs, outputs = self.batch(rows, width)
-        return GoldenSet(
-            texts=tuple(self.texts[row] for row in rows),
-            pairs=None if self.pairs is None else tuple(self.pairs[row] for row in rows),
-            inputs=inputs,
-            outputs=outputs,
-        )
-
-
-def _fill(value: NDArray[Scalar], width: int, filler: int) -> NDArray[Scalar]:
-    """Fill the token axis (axis 1 of 2-D ids and 3-D per-token outputs of one row) up to `width`."""
-    if value.dtype != np.int64 and value.ndim == 2:
-        return value  # an output per row, not per token
-    padding = [(0, 0)] * value.ndim
-    padding[1] = (0, width - value.shape[1])
-    return np.pad(value, padding, constant_values=filler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,37 +63,6 @@ class ParityResult:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.1e}")
-
-
-def build_reference(
-    source: SourceModel,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None,
-    pad_ids: dict[str, int],
-    on_row: Callable[[int, int], None] | None = None,
-) -> Reference:
-    """Ask the source model for each text alone.
-
-    Args:
-        source: The source model.
-        texts: The texts.
-        pairs: The second texts, for tasks that take two.
-        pad_ids: What fills each input up.
-        on_row: Called with (rows done, all rows), for progress.
-    """
-    inputs = source.tokenize(texts, pairs)
-    outputs = []
-    for index, row in enumerate(inputs):
-        outputs.append(source.run(row))
-        if on_row is not None:
-            on_row(index + 1, len(inputs))
-    return Reference(
-        texts=tuple(texts),
-        pairs=None if pairs is None else tuple(pairs),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        pad_ids=pad_ids,
-    )
 
 
 def check_parity(

@@ -13,7 +13,7 @@ from edgeonnx.errors import ParityError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgeonnx.validate.ports import IntTensors
+    from edgeonnx.model.ports import IntTensors
 
 
 @dataclass(frozen=True, kw_only=True)

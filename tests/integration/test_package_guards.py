@@ -19,9 +19,10 @@ from edgeonnx.cli.main import app
 from edgeonnx.errors import CorruptSourceError, ExportError, ParityError
 from edgeonnx.export import encoder, modules
 from edgeonnx.export.encoder import LoadedEncoder, load_encoder
-from edgeonnx.export.graph import ExportedGraph, finish_graph
+from edgeonnx.export.graph import finish_graph
 from edgeonnx.export.source import locate
 from edgeonnx.export.tasks import plan_task
+from edgeonnx.model.graph import StoredGraph
 from edgeonnx.pipeline.recipe import PackageRequest
 from edgeonnx.pipeline.run import package
 from edgeonnx.pipeline.texts import shipped_texts
@@ -53,7 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[_blind, _short_sighted])
-def wrong_graph(source: Path, request: pytest.FixtureRequest) -> ExportedGraph:
+def wrong_graph(source: Path, request: pytest.FixtureRequest) -> StoredGraph:
     """A graph that exports without complaint and is wrong for some batches."""
     located = locate(str(source))
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +63,7 @@ def wrong_graph(source: Path, request: pytest.FixtureRequest) -> ExportedGraph:
 
 
 def test_a_wrong_graph_is_not_written(
-    source: Path, wrong_graph: ExportedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, wrong_graph: StoredGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LoadedEncoder, "export", lambda _: wrong_graph)
     out = tmp_path / "out"
@@ -76,7 +77,7 @@ def test_a_wrong_graph_is_not_written(
 
 
 def test_the_command_line_names_the_worst_text_and_exits_with_4(
-    source: Path, wrong_graph: ExportedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, wrong_graph: StoredGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LoadedEncoder, "export", lambda _: wrong_graph)
     out = tmp_path / "out"
@@ -117,7 +118,7 @@ def test_a_batch_size_that_was_baked_in_is_refused(
 
 
 def test_an_input_that_the_exporter_dropped_is_refused(
-    source: Path, wrong_graph: ExportedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, wrong_graph: StoredGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = wrong_graph.signature
     kept = ModelSignature(inputs=(signature.inputs[0], signature.inputs[2]), outputs=signature.outputs)

@@ -10,8 +10,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeonnx.errors import ExportError
-from edgeonnx.export.graph import MIN_EXTERNAL_BYTES, finish_graph
+from edgeonnx.errors import ExportError, ValidationError
+from edgeonnx.export.graph import finish_graph
+from edgeonnx.model.graph import MIN_EXTERNAL_BYTES
 from edgeonnx.spec.tensor import DType
 
 AXES = ("batch", "sequence")
@@ -87,6 +88,6 @@ def test_an_axis_that_the_exporter_fixed_is_refused(first: str | int, second: st
 def test_a_type_without_a_name_of_ours_is_refused() -> None:
     model = exported()
     model.graph.outputs[0].dtype = ir.DataType.COMPLEX64
-    with pytest.raises(ExportError, match="no type or shape that is supported") as caught:
+    with pytest.raises(ValidationError, match="no type or shape that is supported") as caught:
         finish_graph(model, axes=AXES)
     assert caught.value.where == "y"

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from edgeonnx.errors import ParityError, ValidationError
+from edgeonnx.model.reference import Reference, build_reference
 from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.report import Threshold
-from edgeonnx.validate.parity import Reference, build_reference, check_parity
+from edgeonnx.validate.parity import check_parity
 from tests.support.bundles import DIM, INPUTS, MAX_LENGTH, OUTPUTS, WORDS, reference, tokens_of
 
 Tensors = dict[str, np.ndarray]

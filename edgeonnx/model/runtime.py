@@ -11,18 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from edgeonnx.validate.ports import FloatTensors, IntTensors
+    from edgeonnx.model.ports import FloatTensors, IntTensors
 
 FATAL = 4
 """ONNX Runtime's log level at which it prints nothing for what it also raises."""
 
 
-def open_graph(model: Path, tensors: Path | None) -> Callable[[IntTensors], FloatTensors]:
+def open_graph(
+    model: Path, tensors: Path | None, *, threads: int | None = None
+) -> Callable[[IntTensors], FloatTensors]:
     """Open a graph on the CPU, the provider that every machine has.
 
     Args:
         model: The graph.
-        tensors: The folder with its external tensors, or None.
+        tensors: The folder with its external tensors, or None if they lie beside the graph or in it.
+        threads: Threads of one run; None lets ONNX Runtime take every core.
 
     Returns:
         A function that runs the graph: inputs by name to outputs by name. It raises `ValidationError` if the graph
@@ -40,6 +43,9 @@ def open_graph(model: Path, tensors: Path | None) -> Callable[[IntTensors], Floa
         ) from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
+    if threads is not None:
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
     if tensors is not None:
         options.add_session_config_entry(EXTERNAL_FOLDER_OPTION, str(tensors))
     try:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgeonnx.errors import RuntimeUnavailableError, ValidationError
+from edgeonnx.model.runtime import open_graph
 from edgeonnx.spec.manifest import Task
-from edgeonnx.validate.runtime import open_graph
 from tests.support.bundles import TEXTS, graph, reference, tokens_of
 
 
