@@ -70,9 +70,9 @@ class StoredGraph:
             The path of the graph.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in self.tensors.items():
-            if not (folder / name).exists():
-                (folder / name).write_bytes(data)
+        for digest, data in self.tensors.items():
+            if not (folder / digest).exists():
+                (folder / digest).write_bytes(data)
         path = folder / name
         path.write_bytes(self.model)
         return path
