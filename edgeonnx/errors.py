@@ -10,6 +10,8 @@
     ├── ExportError              the exporter failed
     ├── ValidationError          the exported graph is not what it must be
     │   └── ParityError              it does not agree with the source model
+    ├── QuantizationError        a graph cannot be quantized by the recipe
+    ├── GateError                no candidate of a variant keeps the thresholds
     ├── BundleError              a bundle cannot be read or written
     │   ├── NotABundleError          the path holds no bundle
     │   ├── ManifestError            a metadata file breaks the schema; `where` names the field
@@ -142,6 +144,18 @@ class ValidationError(EdgeOnnxError):
 
 class ParityError(ValidationError):
     """The exported graph does not agree with the source model."""
+
+
+class QuantizationError(EdgeOnnxError):
+    """A graph cannot be quantized by the recipe that was asked for."""
+
+    exit_code = 4
+
+
+class GateError(EdgeOnnxError):
+    """No candidate of a variant keeps the thresholds; `details` has the worst inputs."""
+
+    exit_code = 8
 
 
 class BundleError(EdgeOnnxError):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from edgeonnx.bundle.golden import GoldenSet
 from edgeonnx.errors import IntegrityError, ManifestError, NotABundleError, UnsafePathError
 from edgeonnx.spec.contents import CONTENTS_FILE, Contents, FileEntry, asset_digest
+from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import Manifest
 from edgeonnx.spec.parse import parse_document
 from edgeonnx.spec.paths import asset_directory, split_asset_reference
-from edgeonnx.spec.report import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

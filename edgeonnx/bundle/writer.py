@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from edgeonnx.spec.evidence import Evidence
     from edgeonnx.spec.manifest import Manifest
-    from edgeonnx.spec.report import Evidence
 
     Buffer = bytes | memoryview
 

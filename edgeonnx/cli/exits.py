@@ -8,8 +8,9 @@ Exit codes:
   1    an unexpected failure (a bug: please report it)
   2    wrong usage, or the output exists already
   3    the source model cannot be used
-  4    export or validation failed; nothing was written
+  4    export, validation or quantization failed; nothing was written
   5    the bundle is damaged, or is not a bundle
   6    the bundle does not give its golden answers on this machine
   7    a library is missing
+  8    a variant does not keep the thresholds of the gate; nothing was written
   130  interrupted"""

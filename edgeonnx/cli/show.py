@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgeonnx.pipeline.plan import PackagePlan
     from edgeonnx.pipeline.run import PackageResult
     from edgeonnx.pipeline.verify import VerifyReport
-    from edgeonnx.spec.report import Evidence
+    from edgeonnx.spec.evidence import Evidence
     from edgeonnx.validate.inspection import GraphFacts
 
 

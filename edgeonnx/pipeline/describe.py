@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from edgeonnx import __version__
 from edgeonnx.pipeline.recipe import COMPONENT, MODEL_FILE, TOKENIZER_FILE
+from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
-from edgeonnx.spec.report import Evidence
 
 if TYPE_CHECKING:
     from edgeonnx.export.encoder import LoadedEncoder

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edgeonnx.bundle import Bundle
-    from edgeonnx.spec.report import Evidence
+    from edgeonnx.spec.evidence import Evidence
     from edgeonnx.validate.inspection import GraphFacts
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from edgeonnx.model.reference import Reference
     from edgeonnx.pipeline.progress import Progress
     from edgeonnx.pipeline.recipe import VariantRecipe
+    from edgeonnx.spec.evidence import Evidence
     from edgeonnx.spec.manifest import Manifest
-    from edgeonnx.spec.report import Evidence
     from edgeonnx.validate.parity import ParityResult
     from edgeonnx.validate.tokens import TextPath
 

@@ -1,9 +1,9 @@
-"""Measured figures and the thresholds that judge them."""
+"""Thresholds on measured figures, and the verdict on them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,43 +74,3 @@ class Verdict:
 def judge(metrics: Mapping[str, float], thresholds: Iterable[Threshold]) -> Verdict:
     """Judge measured metrics. A metric that was not measured counts as not a number, so it fails."""
     return Verdict(judged=tuple((t, metrics.get(t.metric, math.nan)) for t in thresholds))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What was measured when the bundle was built, and under what conditions. No clock times: builds must repeat.
-
-    Attributes:
-        source: What the bundle was made from: identity, architecture, digest of each file that was read.
-        tools: Versions of the libraries that did the work.
-        tokenizer: How the device's text path compares with the source's tokenizer.
-        parity: The comparison of the exported graph with the source model.
-        graph: Facts about the exported graph.
-    """
-
-    source: dict[str, object]
-    tools: dict[str, str]
-    tokenizer: dict[str, object] = field(default_factory=dict)
-    parity: dict[str, object] = field(default_factory=dict)
-    graph: dict[str, object] = field(default_factory=dict)
-
-    SCHEMA = "1.0"
-
-    @classmethod
-    def from_dict(cls, node: Node) -> Evidence:
-        """Read an `evidence.json`."""
-        node = node.version("schema_version", known=cls.SCHEMA)
-        tools = {name: child.typed(str) for name, child in node.required("tools").members()}
-        parts = {key: node.required(key).typed(dict) for key in ("source", "tokenizer", "parity", "graph")}
-        return cls(tools=tools, **parts)
-
-    def to_dict(self) -> dict[str, object]:
-        """The content of `evidence.json`."""
-        return {
-            "schema_version": self.SCHEMA,
-            "source": self.source,
-            "tools": dict(self.tools),
-            "tokenizer": self.tokenizer,
-            "parity": self.parity,
-            "graph": self.graph,
-        }

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeonnx.spec.contents import canonical_json
+from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import (
     Component,
     Manifest,
@@ -18,7 +19,7 @@ from edgeonnx.spec.manifest import (
     Variant,
 )
 from edgeonnx.spec.parse import parse_document
-from edgeonnx.spec.report import Evidence, Threshold
+from edgeonnx.spec.report import Threshold
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
 from tests.support.outcome import refusal
 

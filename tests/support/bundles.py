@@ -15,8 +15,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeonnx.bundle import BundleWriter, GoldenSet
+from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
-from edgeonnx.spec.report import Evidence, Threshold
+from edgeonnx.spec.report import Threshold
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
 
 DIM = 8

@@ -8,8 +8,9 @@ import pytest
 
 from edgeonnx.errors import ManifestError, SchemaVersionError
 from edgeonnx.spec.contents import canonical_json
+from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.parse import parse_document
-from edgeonnx.spec.report import Evidence, Threshold, judge
+from edgeonnx.spec.report import Threshold, judge
 
 AT_MOST = Threshold(metric="diff", at_most=0.5)
 AT_LEAST = Threshold(metric="cosine", at_least=0.9)
