@@ -116,7 +116,7 @@ def _serve(bundle: Path, config: AgentConfig) -> bool:
         manifest = loaded.manifest
         typer.echo(
             f"ready: {url_of(listener)} serves {manifest.name} {manifest.version}, variant {loaded.variant.name} "
-            f"on {loaded.providers[0]}, after {process_age():.2f} s"
+            f"({printable(loaded.variant.precision)}) on {loaded.providers[0]}, after {process_age():.2f} s"
         )
         sys.stdout.flush()
 

@@ -30,6 +30,7 @@ from edgeonnx.errors import (
     RuntimeUnavailableError,
     ServingError,
     ValidationError,
+    printable,
 )
 from edgeonnx.spec.selection import select_variant
 
@@ -95,6 +96,14 @@ class LoadedModel:
         """The bundle's manifest."""
         return self.bundle.manifest
 
+    def variants(self) -> tuple[tuple[str, str, str | None], ...]:
+        """Each variant's name and precision with the reason why it is not used (None: it serves), in bundle order."""
+        reasons = dict(self.not_used)
+        return tuple(
+            (variant.name, variant.precision, reasons.get(variant.name))
+            for variant in self.manifest.entry_component.variants
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedVariant:
@@ -145,6 +154,7 @@ def load_model(path: Path, config: AgentConfig, *, profile: DeviceProfile | None
     steps.done("tokenizer")
     prove(bundle, opened.variant, model)
     steps.done("golden")
+    _log_choice(opened)
     return LoadedModel(
         bundle=bundle,
         variant=opened.variant,
@@ -202,6 +212,16 @@ def open_variant(
         logger.warning("%s does not load, variant %s is not used: %s", provider, chosen.name, reason)
         failed.append((chosen.name, f"{provider} does not load: {reason}"))
         profile = without(profile, provider)
+
+
+def _log_choice(opened: OpenedVariant) -> None:
+    """Say which variant serves, and why each other one does not: what an operator looks for first."""
+    chosen = opened.variant
+    logger.info(
+        "variant %s (%s) serves on %s", chosen.name, printable(chosen.precision), ", ".join(opened.session.providers)
+    )
+    for name, reason in opened.not_used:
+        logger.info("variant %s is not used: %s", name, printable(reason))
 
 
 def _check_signature(bundle: Bundle, variant: Variant, session: Session) -> None:

@@ -75,6 +75,12 @@ class Metrics:
             ["model", "version", "variant", "precision", "provider", "tokenizer"],
             registry=self._registry,
         )
+        self._variants = Gauge(
+            "edgeonnx_variant_used",
+            "1 for the variant that serves; 0 for each other one, with the reason as a label",
+            ["variant", "precision", "reason"],
+            registry=self._registry,
+        )
         self._load = Gauge(
             "edgeonnx_model_load_seconds", "Time of each step of loading", ["step"], registry=self._registry
         )
@@ -129,6 +135,8 @@ class Metrics:
             loaded.providers[0],
             loaded.model.text.backend,
         ).set(1)
+        for name, precision, reason in loaded.variants():
+            self._variants.labels(name, precision, reason or "").set(reason is None)
         for step, seconds in loaded.seconds.items():
             self._load.labels(step).set(seconds)
         return self.triton.render(manifest.name, manifest.version).encode() + bytes(generate_latest(self._registry))

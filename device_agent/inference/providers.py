@@ -6,11 +6,14 @@ is opened (`Session.providers`), and `device_agent.models` acts on that.
 
 from __future__ import annotations
 
+import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
+from edgeonnx.spec.profile import parse_available_memory, parse_instruction_sets
 from edgeonnx.spec.selection import DeviceProfile
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ def device_profile() -> DeviceProfile:
         providers=preferred(ort.get_available_providers()),
         instruction_sets=parse_instruction_sets(_read(CPUINFO)),
         memory_bytes=parse_available_memory(_read(MEMINFO)),
+        architecture=platform.machine(),
     )
 
 
@@ -40,29 +44,7 @@ def preferred(available: Iterable[str]) -> tuple[str, ...]:
 
 def without(profile: DeviceProfile, provider: str) -> DeviceProfile:
     """The same machine, on which `provider` turned out not to work."""
-    return DeviceProfile(
-        providers=tuple(name for name in profile.providers if name != provider),
-        instruction_sets=profile.instruction_sets,
-        memory_bytes=profile.memory_bytes,
-    )
-
-
-def parse_instruction_sets(cpuinfo: str) -> frozenset[str]:
-    """The features of the first processor in the text of /proc/cpuinfo (`flags` on x86, `Features` on Arm)."""
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
-
-
-def parse_available_memory(meminfo: str) -> int | None:
-    """`MemAvailable` of the text of /proc/meminfo, in bytes, or None if it is not there."""
-    for line in meminfo.splitlines():
-        key, _, value = line.partition(":")
-        if key == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
+    return replace(profile, providers=tuple(name for name in profile.providers if name != provider))
 
 
 def _read(path: Path) -> str:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle.golden import GoldenSet
-from edgeonnx.errors import IntegrityError, ManifestError, NotABundleError, UnsafePathError
-from edgeonnx.spec.contents import CONTENTS_FILE, Contents, FileEntry, asset_digest
+from edgeonnx.errors import BundleError, IntegrityError, ManifestError, NotABundleError, UnsafePathError
+from edgeonnx.spec.contents import CONTENTS_FILE, UNSEALED_FILES, Contents, FileEntry, asset_digest
 from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import Manifest
 from edgeonnx.spec.parse import parse_document
 from edgeonnx.spec.paths import asset_directory, split_asset_reference
+from edgeonnx.spec.timings import TIMINGS_FILE, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ EVIDENCE_FILE = "evidence.json"
 # What a bundle's own metadata may take; a real one is far below, and a device has little memory.
 MAX_CONTENTS_BYTES = 32 << 20
 MAX_METADATA_BYTES = 4 << 20
+MAX_TIMINGS_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_GOLDEN_BYTES = 64 << 20
 MAX_FILES = 100_000
@@ -85,6 +87,21 @@ class Bundle:
         """The evidence of the build."""
         return Evidence.from_dict(parse_document(_read(self.root / EVIDENCE_FILE, MAX_METADATA_BYTES), EVIDENCE_FILE))
 
+    def unsealed(self) -> tuple[str, ...]:
+        """Names of the files here that the digest does not cover."""
+        return tuple(name for name in UNSEALED_FILES if os.path.lexists(self.root / name))
+
+    def timings(self) -> Timings | None:
+        """How fast the variants ran on the build host, or None if the bundle does not say. No digest covers it.
+
+        Raises:
+            ManifestError: The file is damaged, too large, or breaks the schema.
+        """
+        if TIMINGS_FILE not in self.unsealed():
+            return None
+        data = _read(self.root / TIMINGS_FILE, MAX_TIMINGS_BYTES, failure=ManifestError)
+        return Timings.from_dict(parse_document(data, TIMINGS_FILE))
+
 
 def open_bundle(path: Path) -> Bundle:
     """Open a bundle and check its structure; no content is hashed yet (`verify_files` does that).
@@ -122,14 +139,18 @@ def open_bundle(path: Path) -> Bundle:
 def check_structure(root: Path, contents: Contents) -> None:
     """Compare the files on disk with the list: nothing missing, nothing extra, no links, sizes equal.
 
+    `UNSEALED_FILES` may lie at the root; they are files, too, and nothing more is asked of them.
+
     Raises:
         UnsafePathError: A link or a special file lies in the folder.
         IntegrityError: The files differ from the list; every difference is named.
     """
     listed = {entry.path: entry for entry in contents.files}
     present = dict(_walk(root))
-    present.pop(CONTENTS_FILE, None)
-    faults = [f"{path}: missing" for path in listed if path not in present]
+    for name in (CONTENTS_FILE, *UNSEALED_FILES):
+        present.pop(name, None)
+    faults = [f"{name}: a folder, not a file" for name in UNSEALED_FILES if (root / name).is_dir()]
+    faults += [f"{path}: missing" for path in listed if path not in present]
     faults += [f"{path}: not listed in {CONTENTS_FILE}" for path in present if path not in listed]
     faults += [
         f"{path}: {present[path]} bytes on disk, {entry.size} in {CONTENTS_FILE}"
@@ -258,13 +279,13 @@ def _open_regular(path: Path) -> int:
     return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
 
 
-def _read(path: Path, limit: int) -> bytes:
-    """The bytes of a small file of the bundle, at most `limit`."""
+def _read(path: Path, limit: int, *, failure: type[BundleError] = IntegrityError) -> bytes:
+    """The bytes of a small file of the bundle, at most `limit`; raises `failure` if that cannot be."""
     try:
         with open(_open_regular(path), "rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
-        raise IntegrityError("cannot be read", where=str(path), found=error.strerror or str(error)) from None
+        raise failure("cannot be read", where=str(path), found=error.strerror or str(error)) from None
     if len(data) > limit:
-        raise IntegrityError("is too large", where=str(path), expected=f"at most {limit} bytes")
+        raise failure("is too large", where=str(path), expected=f"at most {limit} bytes")
     return data

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from edgeonnx.bundle.reader import EVIDENCE_FILE, MANIFEST_FILE
 from edgeonnx.errors import BundleError, UsageError
-from edgeonnx.spec.contents import CONTENTS_FILE, Contents, FileEntry, asset_digest, canonical_json
+from edgeonnx.spec.contents import CONTENTS_FILE, UNSEALED_FILES, Contents, FileEntry, asset_digest, canonical_json
 from edgeonnx.spec.paths import asset_directory, check_relative_path
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class BundleWriter:
     """Collects the files of one bundle and gives them their name in the end.
 
     Use it as a context manager: `add` files, `finish` with the metadata, look at `staging` if you like, `publish`.
-    Leaving it without `publish` removes everything that was written.
+    What no two builds measure alike goes in by `add_unsealed`, at any time before `publish`. Leaving it without
+    `publish` removes everything that was written.
 
     Args:
         target: The bundle's folder. It must not exist, unless `replace` is set.
@@ -91,10 +92,29 @@ class BundleWriter:
                 self._write(path, data, digests[name])
         return f"sha256:{digest}"
 
+    def add_unsealed(self, name: str, data: Buffer) -> None:
+        """Write one of `UNSEALED_FILES`: it is in the bundle, but not in the list and not covered by the digest."""
+        if name not in UNSEALED_FILES:
+            raise ValueError(f"{name} must be sealed: only {' and '.join(UNSEALED_FILES)} may lie outside the digest")
+        if os.path.lexists(self._staging / name):
+            raise ValueError(f"{name} was written already")
+        self._put(name, data)
+        with self._disk(name):
+            _sync_folder(self._staging)
+
     def _write(self, path: str, data: Buffer, digest: str) -> FileEntry:
         check_relative_path(path, where="bundle writer")
         if path in self._entries:
             raise ValueError(f"{path} was written already")
+        if path.lower() in UNSEALED_FILES:
+            raise ValueError(f"{path} cannot be sealed: no list may name it")
+        self._put(path, data)
+        entry = FileEntry(path=path, size=len(data), sha256=digest)
+        self._entries[path] = entry
+        return entry
+
+    def _put(self, path: str, data: Buffer) -> None:
+        """Write the bytes of a file and make them durable."""
         file = self._staging / path
         with self._disk(path):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -102,9 +122,6 @@ class BundleWriter:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
-        entry = FileEntry(path=path, size=len(data), sha256=digest)
-        self._entries[path] = entry
-        return entry
 
     @contextlib.contextmanager
     def _disk(self, path: str) -> Iterator[None]:

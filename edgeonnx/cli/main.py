@@ -1,4 +1,4 @@
-"""`edgeonnx`: package, inspect and verify. Every verb is thin: parse, call the pipeline, draw, choose an exit code."""
+"""`edgeonnx`: package, inspect, verify and report. A verb parses, calls the pipeline, draws, chooses an exit code."""
 
 from __future__ import annotations
 
@@ -147,6 +147,35 @@ def verify(
     with Stages(quiet=quiet or as_json) as stages:
         report = run_verify(bundle, stages)
     print_json(report.to_dict()) if as_json else show.verified(report)
+
+
+@app.command()
+@_reported
+def report(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write it as one HTML page instead of drawing it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing page.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what was measured when a bundle was built: fidelity, speed, sizes, worst texts, sensitivity."""
+    from edgeonnx.cli.output import print_json
+    from edgeonnx.cli.report import draw, written
+    from edgeonnx.pipeline import report as pipeline
+
+    found = pipeline.report(bundle)
+    if html is not None:
+        from edgeonnx.report.html import render
+
+        pipeline.check_output(html, replace=force)
+        pipeline.write_page(render(found), html, replace=force)
+    if as_json:
+        print_json(found.to_dict())
+    elif html is None:
+        draw(found)
+    else:
+        written(html)
 
 
 def main() -> None:

@@ -53,6 +53,9 @@ def verified(report: VerifyReport) -> None:
         "bundle": f"{manifest.name} {manifest.version} ({manifest.task.value})",
         "digest": f"sha256:{report.bundle.digest}",
         "files": f"{report.files}, every byte as in contents.json",
+        **(
+            {"not covered": f"{', '.join(report.unsealed)}: outside the digest, not checked"} if report.unsealed else {}
+        ),
         "tokens": f"{report.texts} golden texts give the source's ids ({report.text_path})",
     }
     for item in report.replays:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle import open_bundle, verify_files
 from edgeonnx.errors import GoldenSetError, RuntimeUnavailableError
 from edgeonnx.pipeline.progress import Silent, StageTimer
+from edgeonnx.spec.profile import parse_instruction_sets
+from edgeonnx.spec.selection import DeviceProfile, unmet_requirement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from edgeonnx.bundle import Bundle, Comparison
     from edgeonnx.bundle.golden import GoldenSet
     from edgeonnx.pipeline.progress import Progress
     from edgeonnx.spec.contents import FileEntry
+    from edgeonnx.spec.manifest import Variant
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +46,8 @@ class VerifyReport:
         texts: Number of golden texts.
         text_path: The text path that gave the golden ids.
         replays: One for each variant that this machine can run.
-        skipped: Variants that it cannot run, with the reason.
+        skipped: Variants that it cannot run, or not with the right numbers, each with the reason.
+        unsealed: Files of the bundle that its digest does not cover; nothing was checked about them.
         seconds: How long each stage took.
     """
 
@@ -49,6 +57,7 @@ class VerifyReport:
     text_path: str
     replays: tuple[Replay, ...]
     skipped: tuple[tuple[str, str], ...]
+    unsealed: tuple[str, ...]
     seconds: dict[str, float]
 
     def to_dict(self) -> dict[str, object]:
@@ -58,6 +67,7 @@ class VerifyReport:
             "version": self.bundle.manifest.version,
             "digest": self.bundle.digest,
             "files": self.files,
+            "not_covered_by_digest": list(self.unsealed),
             "golden_texts": self.texts,
             "text_path": self.text_path,
             "replays": [
@@ -69,12 +79,13 @@ class VerifyReport:
         }
 
 
-def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
+def verify(path: Path, progress: Progress | None = None, *, profile: DeviceProfile | None = None) -> VerifyReport:
     """Verify a bundle.
 
     Args:
         path: The bundle's folder.
         progress: Receives the stages as they run.
+        profile: What this machine has; None looks.
 
     Raises:
         BundleError: It is damaged, or breaks the schema.
@@ -87,13 +98,15 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
         stage.result = f"{len(bundle.contents.files)} files, {bundle.contents.total_size / 1e6:.1f} MB, no links"
     with timer.stage("bytes", "hash every file") as stage:
         verify_files(bundle, on_file=_counter(timer.progress, len(bundle.contents.files)))
-        stage.result = f"bundle sha256 {bundle.digest[:16]}..."
+        unsealed = bundle.unsealed()
+        outside = f"; not covered by it: {', '.join(unsealed)}" if unsealed else ""
+        stage.result = f"bundle sha256 {bundle.digest[:16]}...{outside}"
     with timer.stage("tokens", "turn the golden texts into ids") as stage:
         golden = bundle.golden()
         text_path = _check_tokens(bundle, golden)
         stage.result = f"{len(golden.texts)} texts, {text_path}"
     with timer.stage("golden", "replay the golden set through ONNX Runtime") as stage:
-        replays, skipped = _replay(bundle, golden)
+        replays, skipped = _replay(bundle, golden, profile or host_profile())
         shown = [f"{item.variant} within {item.comparison.scaled_diff:.1e}" for item in replays]
         stage.result = ", ".join(shown + [f"{name} skipped" for name, _ in skipped])
     return VerifyReport(
@@ -103,6 +116,7 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
         text_path=text_path,
         replays=replays,
         skipped=skipped,
+        unsealed=unsealed,
         seconds=timer.seconds,
     )
 
@@ -141,7 +155,29 @@ def _check_tokens(bundle: Bundle, golden: GoldenSet) -> str:
     return encoder.backend
 
 
-def _replay(bundle: Bundle, golden: GoldenSet) -> tuple[tuple[Replay, ...], tuple[tuple[str, str], ...]]:
+def host_profile() -> DeviceProfile:
+    """This machine as a device with a CPU only. Its memory is left open: a build host has enough, or fails loudly."""
+    try:
+        cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        cpuinfo = ""
+    return DeviceProfile(
+        providers=(CPU_PROVIDER,),
+        instruction_sets=parse_instruction_sets(cpuinfo),
+        architecture=platform.machine(),
+    )
+
+
+def _reason_to_skip(variant: Variant, profile: DeviceProfile) -> str | None:
+    """Why a variant cannot be judged here: its answers would say nothing about a device that it is made for."""
+    if variant.requirements.provider not in profile.providers:
+        return f"needs {variant.requirements.provider}"
+    return unmet_requirement(variant, profile)
+
+
+def _replay(
+    bundle: Bundle, golden: GoldenSet, profile: DeviceProfile
+) -> tuple[tuple[Replay, ...], tuple[tuple[str, str], ...]]:
     from edgeonnx.model.runtime import open_graph
     from edgeonnx.validate.checker import check_locations, check_signature
 
@@ -149,8 +185,9 @@ def _replay(bundle: Bundle, golden: GoldenSet) -> tuple[tuple[Replay, ...], tupl
     replays: list[Replay] = []
     skipped: list[tuple[str, str]] = []
     for variant in component.variants:
-        if variant.requirements.provider != "CPUExecutionProvider":
-            skipped.append((variant.name, f"needs {variant.requirements.provider}"))
+        reason = _reason_to_skip(variant, profile)
+        if reason is not None:
+            skipped.append((variant.name, reason))
             continue
         model, tensors = bundle.model_path(component.name, variant), bundle.tensors_path(variant)
         check_locations(model, tensors)

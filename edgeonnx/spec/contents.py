@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 
 from edgeonnx.spec.parse import Node, parse_document
 from edgeonnx.spec.paths import check_relative_path
+from edgeonnx.spec.timings import TIMINGS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CONTENTS_FILE = "contents.json"
 CONTENTS_SCHEMA = "1.0"
+REPORT_FILE = "report.html"
+UNSEALED_FILES = (REPORT_FILE, TIMINGS_FILE)
+"""Files that may lie at a bundle's root although `contents.json`, and so the digest, does not cover them.
+
+They tell how fast the build host was, which no two builds measure alike. Nothing that serves may depend on them.
+"""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -50,7 +57,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The list of a bundle's files, sorted by path, without `contents.json` itself.
+    """The list of a bundle's files, sorted by path, without `contents.json` itself and `UNSEALED_FILES`.
 
     Attributes:
         files: The files.
@@ -67,13 +74,17 @@ class Contents:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Contents:
-        """Read a `contents.json`; a path must occur once, also when case is ignored."""
+        """Read a `contents.json`; a path must occur once, also when case is ignored, and not be of `UNSEALED_FILES`."""
         node = parse_document(data, CONTENTS_FILE)
         node = node.version("schema_version", known=CONTENTS_SCHEMA)
         node.only(("schema_version", "files"))
         files = tuple(FileEntry.from_dict(item) for item in node.required("files").items())
         seen: dict[str, int] = {CONTENTS_FILE: -1}
         for index, entry in enumerate(files):
+            if entry.path.lower() in UNSEALED_FILES:
+                Node(value=entry.path, file=CONTENTS_FILE, path=f"files[{index}].path").fail(
+                    "must not be listed: the digest does not cover a file of this name"
+                )
             if seen.setdefault(entry.path.lower(), index) != index:
                 Node(value=entry.path, file=CONTENTS_FILE, path=f"files[{index}].path").fail("occurs twice")
         return cls(files=files, source=data)

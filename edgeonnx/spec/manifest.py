@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import UsageError
+from edgeonnx.spec.numerics import IntegerRange
 from edgeonnx.spec.paths import check_bundle_name, check_bundle_version, check_relative_path, split_asset_reference
 from edgeonnx.spec.report import Threshold
 from edgeonnx.spec.tensor import ModelSignature
@@ -111,29 +112,43 @@ class Requirements:
         provider: Execution provider in ONNX Runtime's spelling.
         instruction_sets: CPU features that must all be present, in the spelling of /proc/cpuinfo.
         memory_bytes: Memory that loading the variant takes at least (its tensors).
+        integer: Range of the 8-bit products that the CPU computes, or None if it computes none.
+        unknown: Names of requirements that a later release stated and this one cannot judge. They are never met.
     """
 
     provider: str
     instruction_sets: tuple[str, ...] = ()
     memory_bytes: int = 0
+    integer: IntegerRange | None = None
+    unknown: tuple[str, ...] = ()
+
+    KNOWN = ("provider", "instruction_sets", "memory_bytes", "integer")
 
     @classmethod
     def from_dict(cls, node: Node) -> Requirements:
-        """Read the `requirements` object."""
-        node.only(("provider", "instruction_sets", "memory_bytes"))
+        """Read the `requirements` object.
+
+        Ignoring an unknown field is safe elsewhere in a document of a newer minor version, but not here: it would let a
+        variant run where it must not. So the names of such fields are kept, and the variant is never selected.
+        """
+        node.only(cls.KNOWN)
+        integer = node.child("integer")
         return cls(
             provider=node.text("provider"),
             instruction_sets=tuple(item.typed(str) for item in node.required("instruction_sets").items()),
             memory_bytes=node.integer("memory_bytes"),
+            integer=None if integer is None or integer.value is None else IntegerRange.from_dict(integer),
+            unknown=tuple(sorted(name for name, _ in node.members() if name not in cls.KNOWN)),
         )
 
     def to_dict(self) -> dict[str, object]:
         """The `requirements` object."""
-        return {
+        known: dict[str, object] = {
             "provider": self.provider,
             "instruction_sets": list(self.instruction_sets),
             "memory_bytes": self.memory_bytes,
         }
+        return known if self.integer is None else {**known, "integer": self.integer.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)

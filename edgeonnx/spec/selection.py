@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import SelectionError
+from edgeonnx.spec.numerics import integer_kernel, saturates, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edgeonnx.spec.manifest import Variant
+    from edgeonnx.spec.numerics import IntegerRange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +23,13 @@ class DeviceProfile:
         providers: Execution providers that can really be used, the preferred one first.
         instruction_sets: CPU features, in the spelling of /proc/cpuinfo.
         memory_bytes: Memory that a model may take, or None if unknown.
+        architecture: As `platform.machine()` says it (`x86_64`, `aarch64`), or empty if unknown.
     """
 
     providers: tuple[str, ...]
     instruction_sets: frozenset[str] = frozenset()
     memory_bytes: int | None = None
+    architecture: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ def select_variant(variants: Iterable[Variant], profile: DeviceProfile, *, wante
     rejected: list[tuple[str, str]] = []
     fitting: list[Variant] = []
     for variant in variants:
-        reason = _unmet(variant, profile)
+        reason = unmet_requirement(variant, profile)
         if reason is None and wanted not in (None, variant.name):
             reason = f"the operator asked for {wanted}"
         if reason is None:
@@ -78,13 +82,26 @@ def select_variant(variants: Iterable[Variant], profile: DeviceProfile, *, wante
     return Selection(chosen=chosen, rejected=tuple(rejected))
 
 
-def _unmet(variant: Variant, profile: DeviceProfile) -> str | None:
+def unmet_requirement(variant: Variant, profile: DeviceProfile) -> str | None:
+    """The first requirement of a variant that a device does not meet, in words; None if it meets all."""
     needs = variant.requirements
+    if needs.unknown:
+        return f"states requirements that this release does not know: {', '.join(needs.unknown)}"
     if needs.provider not in profile.providers:
         return f"needs {needs.provider}; this device has {', '.join(profile.providers) or 'none'}"
     missing = [name for name in needs.instruction_sets if name not in profile.instruction_sets]
     if missing:
         return f"needs the instruction sets {', '.join(missing)}"
+    if needs.integer is not None and (reason := _saturation(needs.integer, profile)) is not None:
+        return reason
     if profile.memory_bytes is not None and needs.memory_bytes > profile.memory_bytes:
         return f"needs {needs.memory_bytes:,} bytes of memory; {profile.memory_bytes:,} are available"
     return None
+
+
+def _saturation(numbers: IntegerRange, profile: DeviceProfile) -> str | None:
+    """Why the variant's 8-bit products would be wrong on this CPU; None if they are exact."""
+    kernel = integer_kernel(profile.architecture, profile.instruction_sets)
+    if not saturates(kernel, numbers.activation_max, numbers.weight_max):
+        return None
+    return f"int8 weights up to {numbers.weight_max} would saturate on this CPU: {why(kernel)}"

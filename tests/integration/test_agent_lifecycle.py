@@ -56,8 +56,8 @@ def wait_for(condition, seconds: float = 5.0) -> None:
 
 def test_the_ready_line_tells_address_model_variant_provider_and_time(tiny: Path) -> None:
     with Agent(bundle=tiny) as agent:
-        pattern = r"ready: http://127\.0\.0\.1:\d+ serves tiny 1\.0\.0, variant cpu-fp32 on CPUExecutionProvider, "
-        assert re.fullmatch(pattern + r"after \d+\.\d\d s", agent.ready_line)
+        pattern = r"ready: http://127\.0\.0\.1:\d+ serves tiny 1\.0\.0, variant cpu-fp32 \(fp32\) on "
+        assert re.fullmatch(pattern + r"CPUExecutionProvider, after \d+\.\d\d s", agent.ready_line)
         assert httpx.get(f"{agent.url}/v2/health/ready").status_code == 200
 
 

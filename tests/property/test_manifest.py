@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeonnx.spec.contents import canonical_json
-from edgeonnx.spec.evidence import Evidence
+from edgeonnx.spec.evidence import Evidence, NodeCost, SearchPoint, VariantEvidence, WorstText
 from edgeonnx.spec.manifest import (
     Component,
     Manifest,
@@ -18,9 +18,11 @@ from edgeonnx.spec.manifest import (
     TextProcessing,
     Variant,
 )
+from edgeonnx.spec.numerics import IntegerRange
 from edgeonnx.spec.parse import parse_document
-from edgeonnx.spec.report import Threshold
+from edgeonnx.spec.report import Threshold, Verdict
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
+from edgeonnx.spec.timings import Timing, Timings
 from tests.support.outcome import refusal
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -48,8 +50,54 @@ SPECS = st.builds(
 )
 SIDES = st.lists(SPECS, min_size=1, max_size=3, unique_by=lambda spec: spec.name).map(tuple)
 SIGNATURES = st.builds(lambda inputs, outputs: ModelSignature(inputs=inputs, outputs=outputs), SIDES, SIDES)
+RANGES = st.builds(
+    lambda activation, weight: IntegerRange(activation_max=activation, weight_max=weight),
+    st.integers(1, 255),
+    st.integers(1, 128),
+)
 SIZES = st.integers(0, (1 << 31) - 1)
 OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
+
+
+FIGURES = st.dictionaries(TEXT, NUMBER, max_size=3)
+COUNTS = st.dictionaries(TEXT, SIZES, max_size=3)
+MICROSECONDS = st.integers(0, 10**9).map(lambda number: number / 1000)
+VARIANT_EVIDENCE = st.builds(
+    VariantEvidence,
+    precision=TEXT,
+    measured_on=TEXT,
+    texts=SIZES,
+    fidelity=FIGURES,
+    invariance=FIGURES,
+    gate=st.lists(st.tuples(THRESHOLDS, NUMBER), max_size=2).map(lambda judged: Verdict(judged=tuple(judged))),
+    tensor_bytes=SIZES,
+    operators=COUNTS,
+    loaded=COUNTS,
+    quantized=SIZES,
+    kept=st.lists(TEXT, max_size=2).map(tuple),
+    worst=st.lists(st.builds(WorstText, text=TEXT, tokens=SIZES, score=NUMBER), max_size=2).map(tuple),
+    sensitivity=st.lists(st.builds(NodeCost, node=TEXT, cost=NUMBER), max_size=2).map(tuple),
+    search=st.lists(
+        st.builds(SearchPoint, name=TEXT, kept=SIZES, metrics=FIGURES, passed=st.booleans(), chosen=st.booleans()),
+        max_size=2,
+    ).map(tuple),
+)
+TIMINGS = st.builds(
+    Timings,
+    machine=st.dictionaries(TEXT, TEXT, max_size=2),
+    graphs=st.dictionaries(
+        TEXT,
+        st.builds(
+            Timing,
+            threads=st.integers(1, 64),
+            texts=SIZES,
+            tokens=SIZES,
+            **dict.fromkeys(Timing.FLOATS, MICROSECONDS),
+        ),
+        max_size=2,
+    ),
+    stages=st.dictionaries(TEXT, MICROSECONDS, max_size=2),
+)
 
 
 @st.composite
@@ -61,7 +109,10 @@ def variants(draw: st.DrawFn) -> Variant:
         tensors=draw(st.none() | ASSETS),
         precision=draw(TEXT),
         requirements=Requirements(
-            provider=draw(TEXT), instruction_sets=tuple(draw(st.lists(TEXT, max_size=2))), memory_bytes=draw(SIZES)
+            provider=draw(TEXT),
+            instruction_sets=tuple(draw(st.lists(TEXT, max_size=2))),
+            memory_bytes=draw(SIZES),
+            integer=draw(st.none() | RANGES),
         ),
         golden=tuple(draw(st.lists(THRESHOLDS, min_size=1, max_size=2))),
         recipe=draw(OBJECTS),
@@ -134,6 +185,18 @@ def test_evidence_is_read_back(source: dict[str, Any], tools: dict[str, str], pa
     assert Evidence.from_dict(parse_document(canonical_json(evidence.to_dict()), "e.json")) == evidence
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+@given(OBJECTS, st.dictionaries(TEXT, VARIANT_EVIDENCE, max_size=2))
+def test_evidence_of_variants_is_read_back(texts: dict[str, Any], made: dict[str, VariantEvidence]) -> None:
+    evidence = Evidence(source={}, tools={}, texts=texts, variants=made)
+    assert Evidence.from_dict(parse_document(canonical_json(evidence.to_dict()), "e.json")) == evidence
+
+
+@given(TIMINGS)
+def test_timings_are_read_back(timings: Timings) -> None:
+    assert Timings.from_dict(parse_document(canonical_json(timings.to_dict()), "t.json")) == timings
+
+
 def paths_of(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     found = [prefix] if prefix else []
     children = (
@@ -170,7 +233,15 @@ def test_any_value_anywhere_parses_or_is_refused(
 @given(JSON)
 def test_any_json_as_a_whole_document_parses_or_is_refused(value: Any) -> None:
     node = parse_document(canonical_json(value), "x.json")
-    for parse in (Evidence.from_dict, Threshold.from_dict, ModelSignature.from_dict, Manifest.component_files):
+    for parse in (
+        Evidence.from_dict,
+        VariantEvidence.from_dict,
+        Timings.from_dict,
+        Threshold.from_dict,
+        ModelSignature.from_dict,
+        IntegerRange.from_dict,
+        Manifest.component_files,
+    ):
         error = refusal(lambda parse=parse: parse(node))  # type: ignore[misc]
         assert error is None or (error.where or "").startswith("x.json")
 

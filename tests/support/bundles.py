@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeonnx.bundle import BundleWriter, GoldenSet
 from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
+from edgeonnx.spec.numerics import IntegerRange
 from edgeonnx.spec.report import Threshold
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
 
+CPU = "CPUExecutionProvider"
 DIM = 8
 LABELS = ("negative", "neutral", "positive")
 MAX_LENGTH = 16
@@ -36,6 +39,10 @@ OUTPUTS: dict[Task, tuple[str, ...]] = {
     Task.TOKEN_CLASSIFICATION: ("logits", "scores"),
     Task.TEXT_RANKING: ("logits", "scores"),
 }
+FULL_RANGE = IntegerRange(activation_max=255, weight_max=127)
+"""What row-wise int8 states: it saturates on x86-64 without VNNI."""
+REDUCED_RANGE = IntegerRange(activation_max=255, weight_max=64)
+"""Weights of 7 bits: exact everywhere."""
 _PER_TOKEN = (Task.FEATURE_EXTRACTION, Task.TOKEN_CLASSIFICATION)
 
 
@@ -142,12 +149,45 @@ def signature(task: Task) -> ModelSignature:
     return ModelSignature(inputs=inputs, outputs=outputs)
 
 
-def graph(task: Task, *, bias: float = 0.0) -> tuple[bytes, dict[str, bytes]]:
+@dataclass(frozen=True, kw_only=True)
+class TinyVariant:
+    """One variant of a tiny bundle. Its graph computes in fp32 whatever `precision` says; only selection looks at that.
+
+    Attributes:
+        precision: What the variant calls itself; `<provider>-<precision>` is its name.
+        provider: Execution provider.
+        instruction_sets: CPU features that it requires.
+        integer: Range of 8-bit products that it states.
+        external: Tensors that lie outside the graph.
+    """
+
+    precision: str = "fp32"
+    provider: str = CPU
+    instruction_sets: tuple[str, ...] = ()
+    integer: IntegerRange | None = None
+    external: tuple[str, ...] = ("words",)
+
+    @property
+    def name(self) -> str:
+        """The variant's name."""
+        return f"{self.provider.removesuffix('ExecutionProvider').lower()}-{self.precision}"
+
+
+CPU_VARIANTS = (
+    TinyVariant(precision="int8", integer=FULL_RANGE),
+    TinyVariant(precision="int8-7bit", integer=REDUCED_RANGE, external=("words", "types")),
+    TinyVariant(),
+)
+"""What a packager may build for CPUs: the fastest first, each with a graph of its own over the same tensors."""
+
+
+def graph(task: Task, *, bias: float = 0.0, external: tuple[str, ...] = ("words",)) -> tuple[bytes, dict[str, bytes]]:
     """The tiny model: its graph, and its external tensors by file name (their SHA-256).
 
     Args:
         task: What it computes.
         bias: Added to every hidden state: a model that is not the one the golden set was made with.
+        external: Names of the weights that lie outside the graph.
     """
     table = weights()
     nodes = [
@@ -163,20 +203,22 @@ def graph(task: Task, *, bias: float = 0.0) -> tuple[bytes, dict[str, bytes]]:
         helper.make_node("Div", ["total", "count"], ["pooled"]),
         *_head(task),
     ]
-    digest, tensor = _external("words", table["words"])
-    inline = {"types": table["types"], "head": table["head"], "rank": table["rank"], "bias": np.float32(bias)}
-    axes = {"last": np.array([2], np.int64), "tokens": np.array([1], np.int64)}
+    outside = {name: _external(name, table[name]) for name in external}
+    inline = {name: value for name, value in table.items() if name not in external}
+    inline |= {"bias": np.float32(bias), "last": np.array([2], np.int64), "tokens": np.array([1], np.int64)}
     used = {name for node in nodes for name in node.input}
-    initializers = [numpy_helper.from_array(np.asarray(v), n) for n, v in {**inline, **axes}.items() if n in used]
+    initializers = [numpy_helper.from_array(np.asarray(v), n) for n, v in inline.items() if n in used]
+    initializers += [tensor for _, tensor in outside.values()]
     kinds = {DType.INT64: TensorProto.INT64, DType.FLOAT: TensorProto.FLOAT}
 
     def infos(specs: tuple[TensorSpec, ...]) -> list[onnx.ValueInfoProto]:
         return [helper.make_tensor_value_info(spec.name, kinds[spec.dtype], spec.shape) for spec in specs]
 
     described = signature(task)
-    body = helper.make_graph(nodes, "tiny", infos(described.inputs), infos(described.outputs), [tensor, *initializers])
+    body = helper.make_graph(nodes, "tiny", infos(described.inputs), infos(described.outputs), initializers)
     model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    return model.SerializeToString(deterministic=True), {digest: table["words"].tobytes()}
+    tensors = {digest: table[name].tobytes() for name, (digest, _) in outside.items()}
+    return model.SerializeToString(deterministic=True), tensors
 
 
 def _head(task: Task) -> list[onnx.NodeProto]:
@@ -212,7 +254,8 @@ def make_bundle(
     *,
     name: str = "tiny",
     bias: float = 0.0,
-    providers: tuple[str, ...] = ("CPUExecutionProvider",),
+    providers: tuple[str, ...] = (CPU,),
+    variants: tuple[TinyVariant, ...] = (),
     prefix: str = "",
 ) -> Path:
     """Write a tiny bundle to `folder/<name>-1.0.0` and return its path.
@@ -222,20 +265,24 @@ def make_bundle(
         task: What it computes.
         name: The bundle's name.
         bias: Not 0: the graph does not agree with the golden set.
-        providers: One variant for each, in this order.
+        providers: One fp32 variant for each, in this order.
+        variants: The variants, instead of those for `providers`. All refer to one folder with the tensors of all.
         prefix: The default prompt.
     """
     target = folder / f"{name}-1.0.0"
-    data, tensors = graph(task, bias=bias)
+    tiny = variants or tuple(TinyVariant(provider=provider) for provider in providers)
+    graphs = {item.name: graph(task, bias=bias, external=item.external) for item in tiny}
     golden = golden_set(task, prefix)
     with BundleWriter(target) as writer:
-        tensor_asset = writer.add_asset(tensors)
+        tensor_asset = writer.add_asset(
+            {digest: data for _, tensors in graphs.values() for digest, data in tensors.items()}
+        )
         tokenizer_asset = writer.add_asset({"tokenizer.json": tokenizer_json()})
         golden_asset = writer.add_asset(golden.to_files())
-        variants = tuple(_variant(provider, tensor_asset, len(data)) for provider in providers)
-        for variant in variants:
-            writer.add(f"encoder/{variant.name}/model.onnx", data)
-        component = Component(name="encoder", signature=signature(task), variants=variants)
+        for variant_name, (data, _) in graphs.items():
+            writer.add(f"encoder/{variant_name}/model.onnx", data)
+        described = tuple(_variant(item, tensor_asset, len(graphs[item.name][0])) for item in tiny)
+        component = Component(name="encoder", signature=signature(task), variants=described)
         manifest = Manifest(
             name=name,
             version="1.0.0",
@@ -270,16 +317,19 @@ def golden_set(task: Task, prefix: str = "") -> GoldenSet:
     )
 
 
-def _variant(provider: str, tensors: str, size: int) -> Variant:
-    device = "cpu" if provider == "CPUExecutionProvider" else "gpu"
-    label = provider.removesuffix("ExecutionProvider").lower()
+def _variant(tiny: TinyVariant, tensors: str, size: int) -> Variant:
     return Variant(
-        name=f"{label}-fp32",
-        device=device,
+        name=tiny.name,
+        device="cpu" if tiny.provider == CPU else "gpu",
         model_file="model.onnx",
         tensors=tensors,
-        precision="fp32",
-        requirements=Requirements(provider=provider, memory_bytes=size),
+        precision=tiny.precision,
+        requirements=Requirements(
+            provider=tiny.provider,
+            instruction_sets=tiny.instruction_sets,
+            memory_bytes=size,
+            integer=tiny.integer,
+        ),
         golden=(Threshold(metric="scaled_diff", at_most=1e-4), Threshold(metric="min_cosine", at_least=0.9999)),
-        recipe={"precision": "fp32"},
+        recipe={"precision": tiny.precision},
     )

@@ -11,8 +11,10 @@ import pytest
 from edgeonnx.bundle import open_bundle, verify_files
 from edgeonnx.bundle import reader as reader_module
 from edgeonnx.errors import IntegrityError, ManifestError, NotABundleError
+from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.manifest import Task
-from tests.support.bundles import golden_set, make_bundle, tokenizer_json
+from edgeonnx.spec.timings import Timing, Timings
+from tests.support.bundles import CPU_VARIANTS, golden_set, make_bundle, tokenizer_json
 from tests.support.tamper import relist, replace_asset
 
 
@@ -119,3 +121,50 @@ def test_the_tampering_helper_makes_bundles_that_open(bundle: Path) -> None:
     opened = open_bundle(bundle)
     verify_files(opened)
     assert opened.tokenizer_json() == b"{}"
+
+
+TIMINGS = Timings(
+    machine={"processor": "a CPU", "architecture": "x86_64"},
+    graphs={
+        "cpu-int8": Timing(
+            threads=1,
+            texts=2,
+            tokens=9,
+            texts_per_second=100.5,
+            tokens_per_second=452.25,
+            latency_ms=2.0,
+            latency_p95_ms=3.5,
+        )
+    },
+    stages={"export": 1.5},
+)
+
+
+def test_timings_are_read_where_there_are_any(bundle: Path) -> None:
+    assert open_bundle(bundle).timings() is None
+    (bundle / "timings.json").write_bytes(canonical_json(TIMINGS.to_dict()))
+    assert open_bundle(bundle).timings() == TIMINGS
+
+
+def test_files_outside_the_digest_come_and_go(bundle: Path) -> None:
+    digest = open_bundle(bundle).digest
+    for name in ("report.html", "timings.json"):
+        (bundle / name).write_bytes(b"{}")
+        opened = open_bundle(bundle)
+        verify_files(opened)
+        assert opened.digest == digest
+        assert name in opened.unsealed()
+
+
+def test_variants_share_one_folder_of_tensors(tmp_path: Path) -> None:
+    opened = open_bundle(make_bundle(tmp_path, variants=CPU_VARIANTS))
+    verify_files(opened)
+    variants = opened.manifest.entry_component.variants
+    folders = {opened.tensors_path(variant) for variant in variants}
+    assert len(folders) == 1
+    folder = folders.pop()
+    assert folder is not None
+    assert len(list(folder.iterdir())) == 2  # the union: one graph has one of them outside, another has both
+    graphs = {opened.model_path("encoder", variant).read_bytes() for variant in variants}
+    assert len(graphs) == 2
+    assert [variant.requirements.integer for variant in variants] == [item.integer for item in CPU_VARIANTS]

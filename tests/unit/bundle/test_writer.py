@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,76 @@ def test_an_asset_is_named_by_its_content_and_written_once(tmp_path: Path) -> No
         first = writer.add_asset({"x": b"1", "y": b"2"})
         assert writer.add_asset({"y": b"2", "x": b"1"}) == first
         assert writer.add_asset({"x": b"1", "y": b"3"}) != first
+
+
+def unsealed_bundle(folder: Path, **files: bytes) -> Path:
+    """A tiny bundle that was replaced by itself with files outside the digest."""
+    source = make_bundle(folder)
+    with BundleWriter(source, replace=True) as writer:
+        for entry in open_bundle(source).contents.files:
+            writer.add(entry.path, (source / entry.path).read_bytes())
+        shutil.copy(source / "contents.json", writer.staging / "contents.json")
+        for name, data in files.items():
+            writer.add_unsealed({"report": "report.html", "timings": "timings.json"}[name], data)
+        writer.publish()
+    return source
+
+
+def test_files_outside_the_digest_do_not_change_it(tmp_path: Path) -> None:
+    plain = open_bundle(make_bundle(tmp_path / "a"))
+    made = open_bundle(unsealed_bundle(tmp_path / "b", report=b"<html>", timings=b"{}"))
+    assert made.digest == plain.digest
+    assert made.unsealed() == ("report.html", "timings.json")
+    assert (made.root / "report.html").read_bytes() == b"<html>"
+    assert plain.unsealed() == ()
+
+
+def test_files_outside_the_digest_may_be_added_after_finish(tmp_path: Path) -> None:
+    opened = open_bundle(make_bundle(tmp_path / "a"))
+    evidence = opened.evidence()
+    target = tmp_path / "b"
+    with BundleWriter(target) as writer:
+        for entry in opened.contents.files:
+            if entry.path not in ("manifest.json", "encoder/component.json", "evidence.json"):
+                writer.add(entry.path, (opened.root / entry.path).read_bytes())
+        contents = writer.finish(opened.manifest, evidence)
+        writer.add_unsealed("report.html", b"<html>")
+        writer.publish()
+    assert open_bundle(target).digest == contents.digest == opened.digest
+    assert open_bundle(target).unsealed() == ("report.html",)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "a/report.html", "Report.html", "../report.html", "contents.json"])
+def test_other_files_must_be_sealed(tmp_path: Path, name: str) -> None:
+    with BundleWriter(tmp_path / "b") as writer, pytest.raises(ValueError, match="must be sealed"):
+        writer.add_unsealed(name, b"x")
+
+
+@pytest.mark.parametrize("name", ["report.html", "timings.json", "TIMINGS.JSON"])
+def test_what_no_list_may_name_is_not_sealed(tmp_path: Path, name: str) -> None:
+    with BundleWriter(tmp_path / "b") as writer, pytest.raises(ValueError, match="cannot be sealed"):
+        writer.add(name, b"x")
+
+
+def test_a_file_outside_the_digest_is_written_once(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "b") as writer:
+        writer.add_unsealed("report.html", b"x")
+        with pytest.raises(ValueError, match=r"report\.html was written already"):
+            writer.add_unsealed("report.html", b"y")
+
+
+def test_a_file_outside_the_digest_is_durable_as_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def record(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(writer_module.os, "fsync", record)
+    with BundleWriter(tmp_path / "b") as writer:
+        writer.add_unsealed("report.html", b"x")
+        assert synced == ["report.html", writer.staging.name]
 
 
 def test_an_existing_bundle_is_refused_and_untouched(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from edgeonnx.errors import (
 from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.selection import DeviceProfile
 from tests.support import bundles
-from tests.support.tamper import edit_json, replace_asset
+from tests.support.cpus import profile_of
+from tests.support.tamper import edit_json, relist, replace_asset
 
 CUDA = "CUDAExecutionProvider"
 CONFIG = AgentConfig(threads=1)
@@ -135,6 +136,53 @@ def test_a_provider_that_loads_is_used(tmp_path: Path) -> None:
     opened = open_variant(bundle, profile(CUDA, CPU_PROVIDER), CONFIG, open_session=opener)
     assert opened.variant.name == "cuda-fp32"
     assert dict(opened.not_used) == {"cpu-fp32": "cuda-fp32 is preferred"}
+
+
+@pytest.mark.parametrize(
+    ("cpu", "serves", "not_used"),
+    [
+        ("Ice Lake", "cpu-int8", {"cpu-int8-7bit": "cpu-int8 is preferred", "cpu-fp32": "cpu-int8 is preferred"}),
+        ("Jetson Orin", "cpu-int8", {"cpu-int8-7bit": "cpu-int8 is preferred", "cpu-fp32": "cpu-int8 is preferred"}),
+        (
+            "Core i5-4300U",
+            "cpu-int8-7bit",
+            {
+                "cpu-int8": "int8 weights up to 127 would saturate on this CPU: x86-64 without VNNI adds pairs of "
+                "products in 16 bits",
+                "cpu-fp32": "cpu-int8-7bit is preferred",
+            },
+        ),
+    ],
+)
+def test_each_cpu_gets_the_variant_that_is_right_on_it_and_is_told_why(
+    tmp_path: Path, cpu: str, serves: str, not_used: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = bundles.make_bundle(tmp_path, variants=bundles.CPU_VARIANTS)
+    with caplog.at_level(logging.INFO, logger="edgeonnx.agent"):
+        loaded = load_model(bundle, CONFIG, profile=profile_of(cpu))
+    assert loaded.variant.name == serves
+    assert dict(loaded.not_used) == not_used
+    precision = serves.removeprefix("cpu-")
+    assert {record.message for record in caplog.records} == {
+        f"variant {serves} ({precision}) serves on CPUExecutionProvider",
+        *(f"variant {name} is not used: {reason}" for name, reason in not_used.items()),
+    }
+    assert loaded.variants() == tuple(
+        (f"cpu-{name}", name, not_used.get(f"cpu-{name}")) for name in ("int8", "int8-7bit", "fp32")
+    )
+
+
+def test_a_log_line_about_a_variant_holds_no_escape_sequence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bundle = bundles.make_bundle(tmp_path)
+    edit_json(
+        bundle,
+        "encoder/component.json",
+        lambda c: c["variants"]["cpu-fp32"]["executor_info"]["edgeonnx"].update(precision="\x1b[2J\nfp32"),
+    )
+    relist(bundle)
+    with caplog.at_level(logging.INFO, logger="edgeonnx.agent"):
+        load_model(bundle, CONFIG)
+    assert "(\\x1b[2J\\nfp32)" in caplog.records[0].message
 
 
 def test_no_provider_is_left(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgeonnx.errors import EdgeOnnxError, ManifestError, SchemaVersionError, UnsafePathError
-from edgeonnx.spec.contents import Contents, FileEntry, asset_digest, canonical_json
+from edgeonnx.spec.contents import UNSEALED_FILES, Contents, FileEntry, asset_digest, canonical_json
 
 SHA = "0123456789abcdef" * 4
 ENTRIES = (FileEntry(path="b", size=2, sha256=SHA), FileEntry(path="a/x.json", size=1, sha256=SHA))
@@ -58,6 +58,8 @@ def test_the_digest_is_that_of_the_bytes_that_were_read() -> None:
         ([entry(path="Ab"), entry(path="aB")], ManifestError, "files[1].path"),
         ([entry(path="contents.json")], ManifestError, "files[0].path"),
         ([entry(path="Contents.JSON")], ManifestError, "files[0].path"),
+        ([entry(path="report.html")], ManifestError, "files[0].path"),
+        ([entry(), entry(path="Timings.JSON")], ManifestError, "files[1].path"),
         (["a"], ManifestError, "files[0]"),
     ],
 )
@@ -65,6 +67,15 @@ def test_broken_entries_are_named(files: list[Any], kind: type[EdgeOnnxError], w
     with pytest.raises(kind) as caught:
         Contents.from_bytes(document(files))
     assert caught.value.where == f"contents.json: {where}"
+
+
+def test_exactly_two_files_may_lie_outside_the_digest() -> None:
+    assert UNSEALED_FILES == ("report.html", "timings.json")
+
+
+@pytest.mark.parametrize("name", UNSEALED_FILES)
+def test_their_names_are_free_in_a_folder(name: str) -> None:
+    assert Contents.from_bytes(document([entry(path=f"a/{name}")])).files[0].path == f"a/{name}"
 
 
 def test_another_major_version_is_refused() -> None:

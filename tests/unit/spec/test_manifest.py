@@ -11,6 +11,7 @@ import pytest
 from edgeonnx.errors import EdgeOnnxError, ManifestError, SchemaVersionError, UnsafePathError
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
+from edgeonnx.spec.numerics import IntegerRange
 from edgeonnx.spec.parse import Node, parse_document
 from edgeonnx.spec.report import Threshold
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
@@ -25,7 +26,12 @@ def variant(name: str, tensors: str | None = ASSET) -> Variant:
         model_file="model.onnx",
         tensors=tensors,
         precision="fp32",
-        requirements=Requirements(provider="CPUExecutionProvider", instruction_sets=("avx2",), memory_bytes=5),
+        requirements=Requirements(
+            provider="CPUExecutionProvider",
+            instruction_sets=("avx2",),
+            memory_bytes=5,
+            integer=None if tensors else IntegerRange(activation_max=255, weight_max=64),
+        ),
         golden=(Threshold(metric="scaled_diff", at_most=1e-3), Threshold(metric="min_cosine", at_least=0.99)),
         recipe={"precision": "fp32"},
     )
@@ -236,6 +242,21 @@ BROKEN_COMPONENTS: dict[str, tuple[Callable[[dict[str, Any]], Any], type[EdgeOnn
         ManifestError,
         f"{INFO}.edgeonnx.requirements.memory_bytes",
     ),
+    "an 8-bit range that cannot be": (
+        lambda c: info(c, "edgeonnx")["requirements"].update(integer={"activation_max": 255, "weight_max": 129}),
+        ManifestError,
+        f"{INFO}.edgeonnx.requirements.integer.weight_max",
+    ),
+    "an 8-bit range of another type": (
+        lambda c: info(c, "edgeonnx")["requirements"].update(integer=127),
+        ManifestError,
+        f"{INFO}.edgeonnx.requirements.integer",
+    ),
+    "an unknown requirement": (
+        lambda c: info(c, "edgeonnx")["requirements"].update(numa=1),
+        ManifestError,
+        f"{INFO}.edgeonnx.requirements.numa",
+    ),
     "no output": (
         lambda c: ours(c)["signature"].update(outputs=[]),
         ManifestError,
@@ -285,6 +306,35 @@ def test_newer_minor_schemas_are_read() -> None:
     ours(document).update({"schema_version": "1.4", "of_a_later_release": {"any": "thing"}})
     component["additional_metadata"]["edgeonnx"]["of_a_later_release"] = True
     assert read(document, component) == manifest()
+
+
+def requirements(component: dict[str, Any], version: str = "1.0", **changes: Any) -> Requirements:
+    document, _ = documents()
+    ours(document)["schema_version"] = version
+    info(component, "edgeonnx")["requirements"].update(changes)
+    return read(document, component).entry_component.variants[0].requirements
+
+
+def test_the_range_of_integers_is_optional() -> None:
+    component = documents()[1]
+    assert "integer" not in info(component, "edgeonnx")["requirements"]
+    assert requirements(component).integer is None
+    assert requirements(component, integer=None).integer is None
+    stated = IntegerRange(activation_max=255, weight_max=127)
+    assert requirements(component, integer=stated.to_dict()).integer == stated
+
+
+def test_requirements_of_a_newer_minor_schema_are_remembered_not_ignored() -> None:
+    """Ignored, a requirement would let a variant run where it must not."""
+    found = requirements(documents()[1], "1.4", numa=None, cache_bytes=5)
+    assert found.unknown == ("cache_bytes", "numa")
+    assert requirements(documents()[1], "1.4").unknown == ()
+
+
+def test_nothing_in_the_range_of_integers_is_ignored() -> None:
+    stated = {"activation_max": 255, "weight_max": 127, "pairs": 2}
+    with pytest.raises(ManifestError, match="not a known field"):
+        requirements(documents()[1], "1.4", integer=stated)
 
 
 def test_a_newer_minor_schema_may_still_not_set_session_options() -> None:

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from device_agent.api.metrics import Metrics, TritonCounters
+from device_agent.config import AgentConfig
 from device_agent.inference.processing import Answer
-from device_agent.models import LiveModel, LoadedModel, ModelState
+from device_agent.models import LiveModel, LoadedModel, ModelState, load_model
+from tests.support.bundles import CPU_VARIANTS, make_bundle
+from tests.support.cpus import profile_of
 
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="[^"\n]*"(,[a-z_]+="[^"\n]*")*\})? -?[0-9.e+-]+|[a-z_]+\{.*le="\+Inf"\} [0-9.]+')
 
@@ -61,6 +65,23 @@ def test_exactly_one_state_is_1(served: tuple[Metrics, LiveModel]) -> None:
     metrics, live = served
     states = re.findall(r'edgeonnx_model_state\{state="(\w+)"\} 1\.0', metrics.render(live).decode())
     assert states == [ModelState.READY.value]
+
+
+def test_each_variant_is_used_or_has_its_reason(tmp_path: Path) -> None:
+    live = LiveModel()
+    bundle = make_bundle(tmp_path, variants=CPU_VARIANTS)
+    live.serve(load_model(bundle, AgentConfig(threads=1), profile=profile_of("Core i5-4300U")))
+    text = Metrics().render(live).decode()
+    found = re.findall(r'edgeonnx_variant_used\{precision="([^"]*)",reason="([^"]*)",variant="([^"]*)"\} (\S+)', text)
+    saturation = (
+        "int8 weights up to 127 would saturate on this CPU: x86-64 without VNNI adds pairs of products in 16 bits"
+    )
+    assert sorted(found) == [
+        ("fp32", "cpu-int8-7bit is preferred", "cpu-fp32", "0.0"),
+        ("int8", saturation, "cpu-int8", "0.0"),
+        ("int8-7bit", "", "cpu-int8-7bit", "1.0"),
+    ]
+    assert 'precision="int8-7bit",provider="CPUExecutionProvider"' in text
 
 
 def test_without_a_model_there_are_no_labels_to_give() -> None:

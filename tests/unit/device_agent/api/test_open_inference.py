@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from device_agent.api.open_inference import model_metadata
+from device_agent.config import AgentConfig
+from device_agent.models import load_model
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
+from tests.support.cpus import profile_of
 
 URL = "/v2/models/tiny/infer"
 
@@ -112,9 +117,21 @@ def test_metadata(connect) -> None:
     parameters = metadata["parameters"]
     assert parameters["providers"] == ["CPUExecutionProvider"]
     assert parameters["variant"] == "cpu-fp32"
+    assert parameters["precision"] == "fp32"
+    assert parameters["not_used"] == {}
     assert parameters["max_length"] == bundles.MAX_LENGTH
     assert parameters["dimension"] == bundles.DIM
     assert connect(Task.TEXT_CLASSIFICATION).get("/v2/models/tiny").json()["parameters"]["labels"] == [*bundles.LABELS]
+
+
+def test_metadata_tells_why_other_variants_are_not_used(tmp_path: Path) -> None:
+    bundle = bundles.make_bundle(tmp_path, variants=bundles.CPU_VARIANTS)
+    loaded = load_model(bundle, AgentConfig(threads=1), profile=profile_of("Core i5-4300U"))
+    parameters: Any = model_metadata(loaded)["parameters"]
+    assert parameters["variant"] == "cpu-int8-7bit"
+    assert parameters["precision"] == "int8-7bit"
+    assert "would saturate on this CPU" in parameters["not_used"]["cpu-int8"]
+    assert parameters["not_used"]["cpu-fp32"] == "cpu-int8-7bit is preferred"
 
 
 def changed(index: int, **fields: object) -> list[dict[str, Any]]:

@@ -1,0 +1,76 @@
+"""The arithmetic of row-wise int8, in NumPy: how weights and activations are rounded.
+
+Weights are signed and symmetric, one scale per output channel. Activations are unsigned, one scale per row, so that a
+row's numbers depend on no other row. This is what the graphs of `rowwise.py` compute, and what the search of
+`migrate.py` simulates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Float = NDArray[np.float32]
+
+ACTIVATION_MAX = 255
+"""Largest quantized activation: uint8."""
+CENTRE = 128
+"""The zero point of activations that may have either sign; they use 1 to 255."""
+WEIGHT_LIMITS = {8: 127, 7: 64}
+"""Largest magnitude of a weight by its bits. 64 and not 63: two products of 255 x 64 still fit into 16 bits."""
+
+
+def quantize_weight(weight: Float, limit: int) -> tuple[NDArray[np.int8], Float]:
+    """Round a weight, a scale per output channel.
+
+    Args:
+        weight: float32 (inputs, outputs).
+        limit: Largest magnitude of a quantized element.
+
+    Returns:
+        int8 (inputs, outputs) and float32 (outputs,): their product approximates `weight`. The scale of a channel
+        of zeros is 1.
+    """
+    scale = (np.abs(weight).max(axis=0) / np.float32(limit)).astype(np.float32)
+    scale[scale == 0] = 1
+    return np.clip(np.rint(weight / scale), -limit, limit).astype(np.int8), scale
+
+
+def quantize_table(table: Float) -> tuple[NDArray[np.int8], Float]:
+    """Round an embedding table, a scale per entry: int8 (entries, width) and float32 (entries, 1)."""
+    rounded, scale = quantize_weight(np.ascontiguousarray(table.T), WEIGHT_LIMITS[8])
+    return np.ascontiguousarray(rounded.T), scale[:, None]
+
+
+def round_rows(rows: Float) -> Float:
+    """What a graph sees of activations of either sign: float32 (rows, width), rounded to 255 steps a row."""
+    scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(CENTRE - 1)
+    scale[scale == 0] = 1
+    return np.asarray(np.rint(rows / scale) * scale)
+
+
+def round_bounded_rows(rows: Float, lower_bound: float, zero_point: int) -> Float:
+    """What a graph sees of activations that are never below `lower_bound`.
+
+    The zero point is one constant for all rows, so that integer matrix products need no correction by row; the scale
+    is as large as it takes to hold both the row's largest element and `lower_bound`.
+
+    Args:
+        rows: float32 (rows, width).
+        lower_bound: At most 0.
+        zero_point: Steps below zero, 0 to 254.
+    """
+    scale = np.maximum(
+        rows.max(axis=1, keepdims=True) / np.float32(ACTIVATION_MAX - zero_point), floor_of(lower_bound, zero_point)
+    )
+    steps = np.clip(np.rint(rows / scale), -zero_point, ACTIVATION_MAX - zero_point)
+    return np.asarray(steps * scale, dtype=np.float32)
+
+
+def floor_of(lower_bound: float, zero_point: int) -> np.float32:
+    """The smallest scale with which `zero_point` steps reach down to `lower_bound`; never 0, as rows may be."""
+    return np.float32(max(-lower_bound / max(zero_point, 1), 1e-12))
