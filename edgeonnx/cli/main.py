@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 from edgeonnx import __version__
 from edgeonnx.cli import exits, interrupt
 from edgeonnx.errors import EdgeOnnxError
+from edgeonnx.evaluate.metrics import METRICS
 from edgeonnx.spec.manifest import Task
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ app = typer.Typer(
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; no progress.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+
+
+def _bound(metric: str) -> Any:
+    """The option that sets the gate's bound on a metric."""
+    known = METRICS[metric]
+    sense = "at least" if known.at_least else "at most"
+    return typer.Option(known.option, help=f"Gate: {metric} must be {sense} this. [default: by task and precision]")
 
 
 def _show_version(wanted: bool) -> None:
@@ -86,6 +94,39 @@ def package(
     max_length: Annotated[
         int | None, typer.Option("--max-length", min=8, help="Longest input in tokens [default: the model's own].")
     ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", help="Kind of device to build for: cpu, avx2, cuda, tensorrt; several times. [default: cpu]"
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant", help="A variant to build, by name; several times. Alone, it replaces the default target."
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option("--texts", help="Your own texts to measure with: one a line, or JSONL with text, pair, label."),
+    ] = None,
+    search_seconds: Annotated[
+        float, typer.Option("--search-seconds", min=0, help="How long the refinement of one variant may take.")
+    ] = 60.0,
+    cosine_mean: Annotated[float | None, _bound("cosine_mean")] = None,
+    cosine_p1: Annotated[float | None, _bound("cosine_p1")] = None,
+    cosine_min: Annotated[float | None, _bound("cosine_min")] = None,
+    rank_correlation: Annotated[float | None, _bound("rank_correlation")] = None,
+    agreement: Annotated[float | None, _bound("agreement")] = None,
+    score_correlation: Annotated[float | None, _bound("score_correlation")] = None,
+    score_diff_mean: Annotated[float | None, _bound("score_diff_mean")] = None,
+    score_diff_max: Annotated[float | None, _bound("score_diff_max")] = None,
+    accuracy: Annotated[float | None, _bound("accuracy")] = None,
+    macro_f1: Annotated[float | None, _bound("macro_f1")] = None,
+    pearson: Annotated[float | None, _bound("pearson")] = None,
+    metric_drop: Annotated[float | None, _bound("metric_drop")] = None,
+    invariance_min: Annotated[float | None, _bound("invariance_min")] = None,
+    invariance_diff: Annotated[float | None, _bound("invariance_diff")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace a bundle of this name and version.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the source and print the plan; write nothing.")
@@ -93,16 +134,43 @@ def package(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Export a model, prove it equal to its source, and write a bundle.
+    """Export a model, prove it equal to its source, quantize it, and write a bundle.
 
-    Fails without writing anything if the exported graph does not give the source model's answers.
+    Fails without writing anything if the exported graph does not give the source model's answers, or if no candidate
+    of a variant keeps the thresholds of the gate.
     """
     from edgeonnx.cli import show
     from edgeonnx.cli.output import Stages, print_json
-    from edgeonnx.pipeline.recipe import PackageRequest
+    from edgeonnx.pipeline.recipe import DEFAULT_TARGETS, PackageRequest, choose_variants
 
+    bounds = {
+        "cosine_mean": cosine_mean,
+        "cosine_p1": cosine_p1,
+        "cosine_min": cosine_min,
+        "rank_correlation": rank_correlation,
+        "agreement": agreement,
+        "score_correlation": score_correlation,
+        "score_diff_mean": score_diff_mean,
+        "score_diff_max": score_diff_max,
+        "accuracy": accuracy,
+        "macro_f1": macro_f1,
+        "pearson": pearson,
+        "metric_drop": metric_drop,
+        "invariance_min": invariance_min,
+        "invariance_diff": invariance_diff,
+    }
     request = PackageRequest(
-        source=source, name=name, version=version, out=out, task=task, max_length=max_length, replace=force
+        source=source,
+        name=name,
+        version=version,
+        out=out,
+        task=task,
+        max_length=max_length,
+        replace=force,
+        variants=choose_variants(target or (() if variant else DEFAULT_TARGETS), variant or ()),
+        texts=texts,
+        thresholds={metric: bound for metric, bound in bounds.items() if bound is not None},
+        search_seconds=search_seconds,
     )
     if dry_run:
         from edgeonnx.pipeline.plan import plan

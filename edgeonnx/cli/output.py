@@ -114,6 +114,16 @@ class Stages:
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total)
 
+    def stepped(self, step: str, done: int, total: int) -> None:
+        """Show a step of the stage: its progress on the live line, its result as a line that stays."""
+        interrupt.check()
+        if total == 0 and not self._quiet:
+            self._console.print(Text.assemble(f"  {'':<{NAME_WIDTH}}", (printable(step), "dim")))
+        elif self._live is not None and self._task is not None:
+            self._live.update(
+                self._task, description=f"{'':<{NAME_WIDTH}} {printable(step)}", completed=done, total=total
+            )
+
     def finished(self, stage: str, result: str, seconds: float) -> None:
         """Leave a line about what came out of it."""
         interrupt.check()

@@ -11,6 +11,17 @@ from edgeonnx.cli.output import megabytes, stdout
 from edgeonnx.errors import printable
 from edgeonnx.pipeline.recipe import STAGES
 
+SHOWN_METRICS = (
+    "cosine_mean",
+    "cosine_min",
+    "agreement",
+    "score_correlation",
+    "accuracy",
+    "pearson",
+    "metric_drop",
+    "invariance_min",
+)
+
 if TYPE_CHECKING:
     from edgeonnx.bundle import Bundle
     from edgeonnx.pipeline.inspect import Inspection
@@ -39,11 +50,24 @@ def packaged(result: PackageResult) -> None:
         "digest": f"sha256:{result.digest}",
         "size": megabytes(result.size),
         "parity": _parity(result.evidence),
+        **{name: _measured(name, result) for name in result.evidence.variants},
+        "report": str(result.path / "report.html"),
         "time": f"{sum(result.seconds.values()):.1f} s",
     }
     console = stdout()
     console.print(_facts(rows))
     console.print(Text.assemble("serve it: ", (f"edgeonnx-agent serve --bundle {result.path}", "bold")))
+
+
+def _measured(name: str, result: PackageResult) -> str:
+    """A variant in one line: what it is against the source, its size, its speed."""
+    found = result.evidence.variants[name]
+    figures = {**found.fidelity, **found.invariance}
+    shown = [f"{metric.replace('_', ' ')} {figures[metric]:.5g}" for metric in SHOWN_METRICS if metric in figures]
+    timing = result.timings.graphs.get(name)
+    speed = [] if timing is None else [f"{timing.texts_per_second:.0f} texts/s on {timing.threads} thread"]
+    kept = [f"{len(found.kept)} groups in fp32"] if found.kept else []
+    return ", ".join([*shown, megabytes(found.tensor_bytes), *speed, *kept])
 
 
 def verified(report: VerifyReport) -> None:

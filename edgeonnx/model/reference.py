@@ -47,10 +47,7 @@ class Reference:
 
     def batch(self, rows: Sequence[int], width: int) -> tuple[IntTensors, FloatTensors]:
         """The inputs of some rows as one padded batch, and the expected outputs padded with zeros."""
-        inputs = {
-            name: np.concatenate([_fill(self.inputs[row][name], width, self.pad_ids.get(name, 0)) for row in rows])
-            for name in self.inputs[0]
-        }
+        inputs = pad_rows([self.inputs[row] for row in rows], width, self.pad_ids)
         outputs = {
             name: np.concatenate([_fill(self.outputs[row][name], width, 0) for row in rows]) for name in self.outputs[0]
         }
@@ -66,6 +63,17 @@ class Reference:
             inputs=inputs,
             outputs=outputs,
         )
+
+
+def pad_rows(rows: Sequence[IntTensors], width: int, pad_ids: dict[str, int]) -> IntTensors:
+    """Rows as one batch.
+
+    Args:
+        rows: int64 (1, tokens) by input name, per row.
+        width: Tokens of the batch.
+        pad_ids: What fills each input up; 0 where it is not named.
+    """
+    return {name: np.concatenate([_fill(row[name], width, pad_ids.get(name, 0)) for row in rows]) for name in rows[0]}
 
 
 def _fill(value: NDArray[Scalar], width: int, filler: int) -> NDArray[Scalar]:

@@ -7,11 +7,13 @@ from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
 from edgeonnx import __version__
-from edgeonnx.pipeline.recipe import COMPONENT, MODEL_FILE, TOKENIZER_FILE
-from edgeonnx.spec.evidence import Evidence
+from edgeonnx.pipeline.recipe import COMPONENT, FP32, MODEL_FILE, TOKENIZER_FILE
+from edgeonnx.spec.evidence import Evidence, VariantEvidence
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
+from edgeonnx.spec.report import Threshold
 
 if TYPE_CHECKING:
+    from edgeonnx.bundle.golden import Comparison
     from edgeonnx.export.encoder import LoadedEncoder
     from edgeonnx.model.graph import StoredGraph
     from edgeonnx.pipeline.recipe import PackageRequest, VariantRecipe
@@ -23,17 +25,21 @@ TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime"
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltVariant:
-    """One variant whose files are written.
+    """One variant, ready to be written.
 
     Attributes:
         recipe: How it was made.
-        tensors: Asset reference of its external tensors.
-        tensor_bytes: Bytes of those tensors.
+        tensor_bytes: Bytes of its own external tensors.
+        golden: What a device must reach when it replays the golden set.
+        plan: Facts about how it was made.
+        evidence: What was measured.
     """
 
     recipe: VariantRecipe
-    tensors: str
     tensor_bytes: int
+    golden: tuple[Threshold, ...]
+    plan: dict[str, object]
+    evidence: VariantEvidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +49,13 @@ class Build:
     Attributes:
         request: What was asked for.
         encoder: The source model.
-        graph: The exported graph, which all variants come from.
+        graph: The graph that was compared with the source, optimized for the CPU.
+        optimized: How often each optimization found something to do.
         text_path: The text path of the device.
         parity: The comparison of the exported graph with the source model.
-        variants: What was written, in order of preference.
+        texts: Which texts the variants' figures are about.
+        variants: What was made, in order of preference.
+        tensors: Asset reference of the external tensors of all variants; each is there once.
         tokenizer: Asset reference of the tokenizer.
         golden: Asset reference of the golden set.
     """
@@ -54,9 +63,12 @@ class Build:
     request: PackageRequest
     encoder: LoadedEncoder
     graph: StoredGraph
+    optimized: dict[str, int]
     text_path: TextPath
     parity: ParityResult
+    texts: dict[str, object]
     variants: tuple[BuiltVariant, ...]
+    tensors: str
     tokenizer: str
     golden: str
 
@@ -67,7 +79,7 @@ def manifest(build: Build) -> Manifest:
     component = Component(
         name=COMPONENT,
         signature=build.graph.signature,
-        variants=tuple(_variant(built, build.graph) for built in build.variants),
+        variants=tuple(_variant(built, build) for built in build.variants),
     )
     return Manifest(
         name=build.request.name,
@@ -89,17 +101,41 @@ def manifest(build: Build) -> Manifest:
     )
 
 
-def _variant(built: BuiltVariant, graph: StoredGraph) -> Variant:
+def _variant(built: BuiltVariant, build: Build) -> Variant:
     recipe = built.recipe
     return Variant(
         name=recipe.name,
         device=recipe.device,
         model_file=MODEL_FILE,
-        tensors=built.tensors,
+        tensors=build.tensors,
         precision=recipe.precision,
-        requirements=Requirements(provider=recipe.provider, memory_bytes=built.tensor_bytes),
-        golden=recipe.golden,
-        recipe={"precision": recipe.precision, "opset": graph.opset, "exporter": "torch.onnx.export(dynamo=True)"},
+        requirements=Requirements(provider=recipe.provider, memory_bytes=built.tensor_bytes, integer=recipe.integer),
+        golden=built.golden,
+        recipe={
+            "precision": recipe.precision,
+            "opset": build.graph.opset,
+            "exporter": "torch.onnx.export(dynamo=True)",
+            **built.plan,
+        },
+    )
+
+
+def device_thresholds(recipe: VariantRecipe, measured: Comparison) -> tuple[Threshold, ...]:
+    """What a device must reach when it replays the golden set.
+
+    Other instruction sets and libraries round in other places, so fp32 may differ ten times as much as the build host
+    must reach. A quantized variant may be twice as far from the source as it was on the build host: a processor that
+    saturates is many times further away.
+
+    Args:
+        recipe: The variant.
+        measured: Its replay on the build host.
+    """
+    if recipe == FP32:
+        return (Threshold(metric="scaled_diff", at_most=1e-3),)
+    return (
+        Threshold(metric="min_cosine", at_least=round(1 - 2 * (1 - measured.min_cosine) - 1e-3, 4)),
+        Threshold(metric="scaled_diff", at_most=round(2 * measured.scaled_diff + 1e-3, 4)),
     )
 
 
@@ -133,5 +169,8 @@ def evidence(build: Build) -> Evidence:
             "opset": graph.opset,
             "tensors": len(graph.tensors),
             "tensor_bytes": graph.tensor_bytes,
+            "optimized": build.optimized,
         },
+        texts=build.texts,
+        variants={built.recipe.name: built.evidence for built in build.variants},
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgeonnx.bundle.writer import check_target
 from edgeonnx.errors import RuntimeUnavailableError
-from edgeonnx.pipeline.recipe import FP32, STAGES, PackageRequest
+from edgeonnx.pipeline.recipe import STAGES, PackageRequest
 
 if TYPE_CHECKING:
     from edgeonnx.export.source import Source
@@ -36,7 +36,7 @@ class PackagePlan:
             "weights": ", ".join(source.weights),
             "task": self.plan.task.value,
             "bundle": str(self.request.target),
-            "variants": FP32.name,
+            "variants": ", ".join(self.request.variants),
         }
         head = self.plan.embedding
         if head is not None:

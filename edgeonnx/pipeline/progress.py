@@ -20,6 +20,9 @@ class Progress(Protocol):
     def advanced(self, done: int, total: int) -> None:
         """The current stage has done `done` of `total` steps."""
 
+    def stepped(self, step: str, done: int, total: int) -> None:
+        """The current stage is at a step with a name of its own; `total` 0: it is a result worth a line."""
+
     def finished(self, stage: str, result: str, seconds: float) -> None:
         """The stage ended well; `result` says what came out of it."""
 
@@ -31,6 +34,9 @@ class Silent:
         """Ignore the event."""
 
     def advanced(self, done: int, total: int) -> None:
+        """Ignore the event."""
+
+    def stepped(self, step: str, done: int, total: int) -> None:
         """Ignore the event."""
 
     def finished(self, stage: str, result: str, seconds: float) -> None:

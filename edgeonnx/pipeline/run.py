@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle import BundleWriter
 from edgeonnx.bundle.writer import check_target, clear_leftovers
+from edgeonnx.evaluate.speed import machine, measure_together
+from edgeonnx.model.runtime import open_graph
+from edgeonnx.optimize.passes import optimize_for_cpu
 from edgeonnx.pipeline import describe
-from edgeonnx.pipeline.describe import Build, BuiltVariant
+from edgeonnx.pipeline.describe import Build, BuiltVariant, device_thresholds
+from edgeonnx.pipeline.measure import Yardstick, calibration_batches, gate_of, read_user_texts, user_reference
 from edgeonnx.pipeline.plan import missing_library, plan_source
 from edgeonnx.pipeline.progress import Silent, StageTimer
-from edgeonnx.pipeline.recipe import FP32, TOKENIZER_FILE, PackageRequest, model_path, stage_of
+from edgeonnx.pipeline.recipe import TOKENIZER_FILE, PackageRequest, model_path, stage_of
 from edgeonnx.pipeline.texts import golden_rows, pair_up, shipped_texts
+from edgeonnx.pipeline.variants import Workshop, check_host, main_metrics
 from edgeonnx.pipeline.verify import verify
-from edgeonnx.spec.paths import asset_directory, split_asset_reference
+from edgeonnx.report.content import Report
+from edgeonnx.report.html import render
+from edgeonnx.spec.contents import REPORT_FILE, canonical_json
+from edgeonnx.spec.parse import parse_document
+from edgeonnx.spec.timings import TIMINGS_FILE, Timings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from edgeonnx.bundle.golden import GoldenSet
+    from edgeonnx.evaluate.texts import UserTexts
     from edgeonnx.export.encoder import LoadedEncoder
     from edgeonnx.model.graph import StoredGraph
     from edgeonnx.model.reference import Reference
     from edgeonnx.pipeline.progress import Progress
-    from edgeonnx.pipeline.recipe import VariantRecipe
+    from edgeonnx.pipeline.variants import MadeVariant
     from edgeonnx.spec.evidence import Evidence
     from edgeonnx.spec.manifest import Manifest
     from edgeonnx.validate.parity import ParityResult
@@ -39,6 +50,7 @@ class PackageResult:
         digest: Its digest.
         manifest: Its metadata.
         evidence: What was measured.
+        timings: How fast the variants ran here.
         size: Bytes of all files.
         seconds: How long each stage took.
     """
@@ -47,6 +59,7 @@ class PackageResult:
     digest: str
     manifest: Manifest
     evidence: Evidence
+    timings: Timings
     size: int
     seconds: dict[str, float]
 
@@ -59,6 +72,7 @@ class PackageResult:
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
             "manifest": self.manifest.to_dict(),
             "evidence": self.evidence.to_dict(),
+            "timings": self.timings.to_dict(),
         }
 
 
@@ -75,61 +89,142 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
     clear_leftovers(request.target)
     check_target(request.target, replace=request.replace)
     timer = StageTimer(progress=progress or Silent())
-    encoder = _load(request, timer)
-    graph = _export(encoder, timer)
-    with BundleWriter(request.target, replace=request.replace) as writer:
-        built = _write_variant(FP32, graph, writer)
-        folder = writer.staging / asset_directory(split_asset_reference(built.tensors, where="tensors")[0])
+    encoder, user = _load(request, timer)
+    exported = _export(encoder, timer)
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeonnx-") as work,
+        BundleWriter(request.target, replace=request.replace) as writer,
+    ):
+        folder = Path(work)
+        optimized = optimize_for_cpu(exported)
+        graph = optimized.graph
+        path = graph.write(folder, "float.onnx")
         _check(encoder, graph, folder, timer)
         reference, text_path = _tokenize(encoder, timer)
-        parity = _parity(encoder, reference, writer.staging / model_path(FP32), folder, timer)
+        parity = _parity(encoder, reference, path, timer)
+        golden = reference.golden(golden_rows(reference.lengths))
+        made, yardstick = _variants(request, encoder, user, reference, exported, graph, folder, timer)
+        timings = _speed(made, yardstick, timer)
         with timer.stage(*stage_of("bundle")) as stage:
+            tensors = {name: data for item in made for name, data in item.graph.tensors.items()}
             build = Build(
                 request=request,
                 encoder=encoder,
                 graph=graph,
+                optimized=optimized.applied,
                 text_path=text_path,
                 parity=parity,
-                variants=(built,),
+                texts=yardstick.to_dict(),
+                variants=tuple(_built(item, golden) for item in made),
+                tensors=writer.add_asset(tensors),
                 tokenizer=writer.add_asset({TOKENIZER_FILE: encoder.tokenizer.document}),
-                golden=writer.add_asset(reference.golden(golden_rows(reference.lengths)).to_files()),
+                golden=writer.add_asset(golden.to_files()),
             )
+            for item in made:
+                writer.add(model_path(item.recipe), item.graph.model)
             manifest, evidence = describe.manifest(build), describe.evidence(build)
             contents = writer.finish(manifest, evidence)
             stage.result = f"{len(contents.files)} files, {contents.total_size / 1e6:.1f} MB"
         with timer.stage(*stage_of("verify")) as stage:
             report = verify(writer.staging)
-            stage.result = f"every byte read back, golden set within {report.replays[0].comparison.scaled_diff:.1e}"
+            worst = max(item.comparison.scaled_diff for item in report.replays)
+            stage.result = f"every byte read back, golden set of {len(report.replays)} variants within {worst:.1e}"
+        timings = _rounded(replace(timings, stages=timer.seconds))
+        writer.add_unsealed(TIMINGS_FILE, canonical_json(timings.to_dict()))
+        page = Report(manifest=manifest, evidence=evidence, timings=timings, contents=contents, digest=contents.digest)
+        writer.add_unsealed(REPORT_FILE, render(page))
         writer.publish()
     return PackageResult(
         path=request.target,
         digest=contents.digest,
         manifest=manifest,
         evidence=evidence,
+        timings=timings,
         size=contents.total_size,
         seconds=timer.seconds,
     )
 
 
-def _write_variant(recipe: VariantRecipe, graph: StoredGraph, writer: BundleWriter) -> BuiltVariant:
-    """Write a variant's graph and tensors; tensors that are there already are not written twice."""
-    writer.add(model_path(recipe), graph.model)
-    return BuiltVariant(recipe=recipe, tensors=writer.add_asset(graph.tensors), tensor_bytes=graph.tensor_bytes)
+def _rounded(timings: Timings) -> Timings:
+    """The timings as their file has them, so that a report drawn later shows the same figures."""
+    return Timings.from_dict(parse_document(canonical_json(timings.to_dict()), TIMINGS_FILE))
 
 
-def _load(request: PackageRequest, timer: StageTimer) -> LoadedEncoder:
+def _built(made: MadeVariant, golden: GoldenSet) -> BuiltVariant:
+    """A variant with what a device must reach when it replays the golden set, found out by replaying it here."""
+    found = golden.replay(open_graph(made.path, None))
+    return BuiltVariant(
+        recipe=made.recipe,
+        tensor_bytes=made.graph.tensor_bytes,
+        golden=device_thresholds(made.recipe, found),
+        plan=made.plan,
+        evidence=made.evidence,
+    )
+
+
+def _variants(
+    request: PackageRequest,
+    encoder: LoadedEncoder,
+    user: UserTexts | None,
+    reference: Reference,
+    exported: StoredGraph,
+    optimized: StoredGraph,
+    folder: Path,
+    timer: StageTimer,
+) -> tuple[list[MadeVariant], Yardstick]:
+    with timer.stage(*stage_of("quantize")) as stage:
+        if user is not None:
+            reference = user_reference(encoder, user, reference.pad_ids, timer.progress.advanced)
+        yardstick = Yardstick(
+            encoder=encoder,
+            reference=reference,
+            calibration=calibration_batches(encoder, reference.pad_ids),
+            user=user,
+            overrides=request.thresholds,
+        )
+        workshop = Workshop(
+            exported=exported,
+            optimized=optimized,
+            yardstick=yardstick,
+            folder=folder,
+            search_seconds=request.search_seconds,
+            on_step=timer.progress.stepped,
+        )
+        made = [workshop.make(recipe) for recipe in request.recipes]
+        stage.result = "; ".join(f"{item.recipe.name} {main_metrics(item.evidence)}" for item in made)
+        return made, yardstick
+
+
+def _speed(made: list[MadeVariant], yardstick: Yardstick, timer: StageTimer) -> Timings:
+    """Throughput and latency of what runs on the CPU provider, all measured in turn on one thread."""
+    with timer.stage(*stage_of("speed")) as stage:
+        paths = {item.recipe.name: item.path for item in made if item.recipe.on_cpu}
+        paths.update({name: path for item in made for name, path in item.candidates.items()})
+        runs = {name: open_graph(path, None, threads=1) for name, path in paths.items()}
+        found = measure_together(runs, yardstick.reference, threads=1)
+        shown = [f"{name} {found[name].texts_per_second:.0f}" for name in paths if "/" not in name]
+        stage.result = f"texts/s on 1 thread: {', '.join(shown)}"
+        return Timings(machine=machine(), graphs=found)
+
+
+def _load(request: PackageRequest, timer: StageTimer) -> tuple[LoadedEncoder, UserTexts | None]:
     with timer.stage(*stage_of("load")) as stage:
         source, decided = plan_source(request)
+        for recipe in request.recipes:
+            check_host(recipe)
+        user = read_user_texts(request.texts, takes_pairs=decided.task.takes_pairs)
         try:
             from edgeonnx.export.encoder import load_encoder
         except ImportError as error:
             raise missing_library(error) from None
         encoder = load_encoder(source, decided, max_length=request.max_length)
+        for recipe in request.recipes:  # thresholds that cannot be are told before the work, not after it
+            gate_of(encoder, recipe, request.thresholds, labelled=user is not None and user.labels is not None)
         stage.result = (
             f"{source.architecture or source.model_type}, {encoder.parameter_count / 1e6:.1f} M parameters, "
             f"task {decided.task.value}, up to {encoder.tokenizer.max_length} tokens"
         )
-        return encoder
+        return encoder, user
 
 
 def _export(encoder: LoadedEncoder, timer: StageTimer) -> StoredGraph:
@@ -172,14 +267,13 @@ def _tokenize(encoder: LoadedEncoder, timer: StageTimer) -> tuple[Reference, Tex
         return reference, text_path
 
 
-def _parity(encoder: LoadedEncoder, reference: Reference, model: Path, folder: Path, timer: StageTimer) -> ParityResult:
-    from edgeonnx.model.runtime import open_graph
+def _parity(encoder: LoadedEncoder, reference: Reference, model: Path, timer: StageTimer) -> ParityResult:
     from edgeonnx.validate.parity import check_parity
 
     with timer.stage(*stage_of("parity")) as stage:
         result = check_parity(
             reference,
-            open_graph(model, folder),
+            open_graph(model, None),
             max_length=encoder.tokenizer.max_length,
             on_batch=timer.progress.advanced,
         )

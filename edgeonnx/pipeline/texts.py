@@ -15,8 +15,17 @@ PAIR_SHIFT = 37
 
 
 def shipped_texts() -> tuple[str, ...]:
-    """All texts, in their fixed order."""
-    lines = files("edgeonnx").joinpath("data/texts.jsonl").read_text(encoding="utf-8").split("\n")
+    """The texts that models are compared on, in their fixed order."""
+    return _read("texts.jsonl")
+
+
+def calibration_texts() -> tuple[str, ...]:
+    """The texts that ranges are calibrated on, in their fixed order; none of them is a text to compare on."""
+    return _read("calibration.jsonl")
+
+
+def _read(name: str) -> tuple[str, ...]:
+    lines = files("edgeonnx").joinpath(f"data/{name}").read_text(encoding="utf-8").split("\n")
     return tuple(json.loads(line) for line in lines if line)
 
 

@@ -289,9 +289,7 @@ class _Builder:
             self._zero_points[key] = self.add(before, "Expand", [scalar, shape])
         return self._zero_points[key]
 
-    def _multiply(
-        self, node: ir.Node, rows: ir.Value, zero_point: ir.Value, weight: Float, name: str
-    ) -> ir.Value:
+    def _multiply(self, node: ir.Node, rows: ir.Value, zero_point: ir.Value, weight: Float, name: str) -> ir.Value:
         rounded, scales = quantize_weight(weight, self.limit)
         integer = self.constant(f"{name}/int8", rounded)
         factor = self.constant(f"{name}/scale", scales)
@@ -321,7 +319,7 @@ class _Builder:
             use.node.replace_input_with(use.idx, chosen)
 
     def add(
-        self, before: ir.Node, op: str, inputs: list[ir.Value | None], *, domain: str = "", **attributes: object
+        self, before: ir.Node, op: str, inputs: Sequence[ir.Value | None], *, domain: str = "", **attributes: object
     ) -> ir.Value:
         """One node, put before another one."""
         self._count += 1
@@ -335,7 +333,10 @@ class _Builder:
         if name not in self._constants:
             tensor = ir.tensor(np.asarray(array), name=name)
             value = ir.Value(
-                name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+                name=name,
+                shape=ir.Shape(list(tensor.shape.numpy())),
+                type=ir.TensorType(tensor.dtype),
+                const_value=tensor,
             )
             self.graph.register_initializer(value)
             self._constants[name] = value

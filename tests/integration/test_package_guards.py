@@ -68,7 +68,7 @@ def test_a_wrong_graph_is_not_written(
     monkeypatch.setattr(LoadedEncoder, "export", lambda _: wrong_graph)
     out = tmp_path / "out"
     with pytest.raises(ParityError) as caught:
-        package(PackageRequest(source=str(source), name="m", version="1", out=out))
+        package(PackageRequest(source=str(source), name="m", version="1", out=out, variants=("cpu-fp32",)))
     error = caught.value
     assert "last_hidden_state" in str(error.where)
     assert "scaled_diff" in str(error.expected)
@@ -81,7 +81,7 @@ def test_the_command_line_names_the_worst_text_and_exits_with_4(
 ) -> None:
     monkeypatch.setattr(LoadedEncoder, "export", lambda _: wrong_graph)
     out = tmp_path / "out"
-    arguments = ["package", str(source), "--name", "m", "--version", "1", "--out", str(out)]
+    arguments = ["package", str(source), "--name", "m", "--version", "1", "--out", str(out), "--variant", "cpu-fp32"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 4
     assert "worst input: " in result.stderr
@@ -99,7 +99,7 @@ def test_a_failing_exporter_is_our_error(source: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(torch.onnx, "export", fail)
     with pytest.raises(ExportError, match="torch could not export") as caught:
-        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path))
+        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path, variants=("cpu-fp32",)))
     assert caught.value.found == "RuntimeError: cannot trace this"
     assert list(tmp_path.iterdir()) == []
 
@@ -114,7 +114,7 @@ def test_a_batch_size_that_was_baked_in_is_refused(
 
     monkeypatch.setattr(LoadedEncoder, "export", fixed)
     with pytest.raises(ExportError, match="fixed the batch axis"):
-        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path))
+        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path, variants=("cpu-fp32",)))
 
 
 def test_an_input_that_the_exporter_dropped_is_refused(
@@ -125,7 +125,7 @@ def test_an_input_that_the_exporter_dropped_is_refused(
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(model=None))
     monkeypatch.setattr(encoder, "finish_graph", lambda *_, **__: replace(wrong_graph, signature=kept))
     with pytest.raises(ExportError, match="dropped or renamed an input") as caught:
-        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path))
+        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path, variants=("cpu-fp32",)))
     assert caught.value.expected == "input_ids, attention_mask, token_type_ids"
     assert caught.value.found == "input_ids, token_type_ids"
     assert list(tmp_path.iterdir()) == []
@@ -164,5 +164,5 @@ def test_a_classifier_without_the_pooler_that_it_uses_is_refused(tmp_path: Path)
     assert len(kept) < len(weights)
     save_file(kept, str(source / "model.safetensors"), metadata={"format": "pt"})
     with pytest.raises(CorruptSourceError, match="lacks weights") as caught:
-        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path / "out"))
+        package(PackageRequest(source=str(source), name="m", version="1", out=tmp_path / "out", variants=("cpu-fp32",)))
     assert any("pooler" in detail for detail in caught.value.details)

@@ -22,7 +22,13 @@ BATCH = 16
 def package_to(out: Path, source: Path, task: Task | None = None, *, max_length: int | None = None) -> Packaged:
     """Package a source model into `out` and open the bundle."""
     request = PackageRequest(
-        source=str(source), name="model", version="1.0.0", out=out, task=task, max_length=max_length
+        source=str(source),
+        name="model",
+        version="1.0.0",
+        out=out,
+        task=task,
+        max_length=max_length,
+        variants=("cpu-fp32",),
     )
     return open_packaged(package(request).path)
 

@@ -1,0 +1,228 @@
+"""Making a variant: quantize, measure, judge, and refine until the gate lets it through or nothing does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgeonnx.errors import UsageError
+from edgeonnx.evaluate.gate import gate_error
+from edgeonnx.evaluate.metrics import METRICS
+from edgeonnx.evaluate.refine import Candidate, TimeBudget, refine
+from edgeonnx.model.operators import loaded_operators, written_operators
+from edgeonnx.model.runtime import open_graph
+from edgeonnx.pipeline.recipe import CPU, Scheme
+from edgeonnx.pipeline.verify import host_profile
+from edgeonnx.quantize.half import to_half
+from edgeonnx.quantize.ort_dynamic import quantize_ort_dynamic
+from edgeonnx.quantize.rowwise import SWITCH, plan_rowwise, quantize_rowwise, switchable
+from edgeonnx.quantize.static_qdq import quantize_static_qdq
+from edgeonnx.quantize.weight_only import quantize_weight_only
+from edgeonnx.spec.evidence import NodeCost, VariantEvidence
+from edgeonnx.spec.numerics import integer_kernel, saturates, why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edgeonnx.evaluate.answers import Run
+    from edgeonnx.evaluate.refine import SearchResult
+    from edgeonnx.model.graph import StoredGraph
+    from edgeonnx.model.ports import FloatTensors, IntTensors
+    from edgeonnx.pipeline.measure import Yardstick
+    from edgeonnx.pipeline.recipe import VariantRecipe
+    from edgeonnx.quantize.rowwise import RowwisePlan
+    from edgeonnx.spec.evidence import SearchPoint
+
+    Quantizer = Callable[[frozenset[str]], StoredGraph]
+
+MAX_SPEED_POINTS = 5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MadeVariant:
+    """A variant that passed its gate.
+
+    Attributes:
+        recipe: How it was made.
+        graph: Its graph.
+        path: Where that lies, beside its tensors.
+        evidence: What was measured.
+        plan: Facts about how it was made, for the manifest.
+        candidates: Graphs of the search by candidate name, for measuring their speed; empty if there was none.
+    """
+
+    recipe: VariantRecipe
+    graph: StoredGraph
+    path: Path
+    evidence: VariantEvidence
+    plan: dict[str, object]
+    candidates: dict[str, Path]
+
+
+@dataclass(kw_only=True)
+class Workshop:
+    """Makes the variants of one build.
+
+    Attributes:
+        exported: The graph as it was exported, for GPU variants.
+        optimized: The same, optimized for the CPU provider; it passed parity.
+        yardstick: What variants are held against.
+        folder: Holds graphs and tensors while they are worked on.
+        search_seconds: Budget of the refinement of one variant.
+        on_step: Called with (what is being done, done, of how many), for progress.
+    """
+
+    exported: StoredGraph
+    optimized: StoredGraph
+    yardstick: Yardstick
+    folder: Path
+    search_seconds: float
+    on_step: Callable[[str, int, int], None]
+    _tried: dict[frozenset[str], tuple[StoredGraph, Path]] = field(default_factory=dict)
+
+    def make(self, recipe: VariantRecipe) -> MadeVariant:
+        """Make one variant.
+
+        Raises:
+            QuantizationError: The graph cannot be quantized this way.
+            GateError: No candidate keeps the thresholds.
+            UsageError: The figures of this variant cannot be measured on this machine's processor.
+        """
+        check_host(recipe)
+        self._tried = {}
+        plan, quantize, costs = self._prepare(recipe)
+        thresholds = self.yardstick.thresholds(recipe)
+
+        def attempt(keep: frozenset[str]) -> Candidate:
+            graph = quantize(keep)
+            path = graph.write(self.folder, f"{recipe.name}-{len(keep):03d}.onnx")
+            self._tried[keep] = (graph, path)
+            return self.yardstick.measure(open_graph(path, None), thresholds)
+
+        found = refine(
+            costs,
+            attempt,
+            budget=TimeBudget.of(self.search_seconds, time.monotonic),
+            on_candidate=partial(self._show, recipe),
+        )
+        if found.keep is None:
+            tried = found.points if len(found.points) > 1 else ()
+            raise gate_error(recipe.name, found.nearest.verdict, found.nearest.worst, tried=tried)
+        return self._made(recipe, plan, found, costs)
+
+    def _prepare(self, recipe: VariantRecipe) -> tuple[dict[str, object], Quantizer, list[NodeCost]]:
+        """Facts for the manifest, the function that quantizes with groups kept, and what each group costs."""
+        yardstick = self.yardstick
+        if recipe.scheme is Scheme.ROWWISE:
+            plan = plan_rowwise(
+                self.optimized,
+                yardstick.calibration,
+                weight_bits=recipe.weight_bits,
+                on_group=partial(self.on_step, f"{recipe.name}: calibrate"),
+            )
+            costs = self._costs(recipe, plan)
+            return plan.to_dict(), lambda keep: quantize_rowwise(self.optimized, plan, keep=keep), costs
+        makers: dict[Scheme, Callable[[], StoredGraph]] = {
+            Scheme.FLOAT: lambda: self.optimized,
+            Scheme.WEIGHT_ONLY: lambda: quantize_weight_only(self.optimized, bits=recipe.weight_bits),
+            Scheme.BATCH_DYNAMIC: lambda: quantize_ort_dynamic(self.optimized),
+            Scheme.STATIC: lambda: quantize_static_qdq(self.exported, yardstick.calibration),
+            Scheme.HALF: lambda: to_half(self.exported, "bf16" if recipe.precision == "bf16" else "fp16"),
+        }
+        return {}, lambda _keep: makers[recipe.scheme](), []
+
+    def _costs(self, recipe: VariantRecipe, plan: RowwisePlan) -> list[NodeCost]:
+        """What each group costs alone, measured in one graph whose groups are switched on one by one."""
+        path = switchable(self.optimized, plan).write(self.folder, "switchable.onnx")
+        run, costs = open_graph(path, None), []
+        nothing = self._loss(run, np.zeros(len(plan.names), np.float32))
+        for index, name in enumerate(plan.names):
+            flags = np.zeros(len(plan.names), np.float32)
+            flags[index] = 1
+            # Rounded, as the order of the search must not hang on the last bits of a sum.
+            costs.append(NodeCost(node=name, cost=max(0.0, float(f"{self._loss(run, flags) - nothing:.1e}"))))
+            self.on_step(f"{recipe.name}: sensitivity", index + 1, len(plan.names))
+        return sorted(costs, key=lambda item: (-item.cost, item.node))
+
+    def _loss(self, run: Run, flags: np.ndarray) -> float:
+        def switched(inputs: IntTensors) -> FloatTensors:
+            return run({**inputs, SWITCH: flags})
+
+        return self.yardstick.loss(switched)
+
+    def _show(self, recipe: VariantRecipe, point: SearchPoint) -> None:
+        """A line for each candidate: what was kept, what came of it."""
+        verdict = "passes" if point.passed else "fails"
+        kept = f", {point.kept} groups kept in fp32" if point.kept else ""
+        figures = ", ".join(f"{name} {value:g}" for name, value in list(point.metrics.items())[:3])
+        self.on_step(f"{recipe.name}{kept}: {verdict} ({figures})", 0, 0)
+
+    def _made(
+        self, recipe: VariantRecipe, plan: dict[str, object], found: SearchResult, costs: list[NodeCost]
+    ) -> MadeVariant:
+        keep = found.keep or frozenset()
+        graph, path = self._tried[keep]
+        chosen = found.nearest
+        figures: dict[bool, dict[str, float]] = {True: {}, False: {}}
+        for name, value in chosen.metrics.items():
+            figures["invariance" in name][name] = value
+        named = [replace(point, name=f"{recipe.name}/{point.name}") for point in found.points]
+        paths = [item[1] for item in self._tried.values()]
+        evidence = VariantEvidence(
+            precision=recipe.precision,
+            measured_on=CPU,
+            texts=len(self.yardstick.reference.texts),
+            fidelity=figures[False],
+            invariance=figures[True],
+            gate=chosen.verdict,
+            tensor_bytes=graph.tensor_bytes,
+            operators=written_operators(graph),
+            loaded=loaded_operators(path),
+            quantized=len(costs) - len(keep),
+            kept=tuple(item.node for item in costs if item.node in keep),
+            worst=chosen.worst,
+            sensitivity=tuple(costs),
+            search=tuple(named) if recipe.scheme is Scheme.ROWWISE else (),
+        )
+        facts: dict[str, object] = {"scheme": recipe.scheme.value, **plan}
+        if keep:
+            facts["kept"] = sorted(keep)
+        others = {point.name: item for point, item in zip(named, paths, strict=True) if not point.chosen}
+        return MadeVariant(
+            recipe=recipe,
+            graph=graph,
+            path=path,
+            evidence=evidence,
+            plan=facts,
+            candidates=dict(list(others.items())[:MAX_SPEED_POINTS]),
+        )
+
+
+def check_host(recipe: VariantRecipe) -> None:
+    """Refuse to measure integer arithmetic that this machine's processor does not compute exactly.
+
+    Raises:
+        UsageError: It would saturate here, so that every figure would be wrong.
+    """
+    if recipe.integer is None:
+        return
+    host = host_profile()
+    kernel = integer_kernel(host.architecture, host.instruction_sets)
+    if saturates(kernel, recipe.integer.activation_max, recipe.integer.weight_max):
+        raise UsageError(
+            f"the variant {recipe.name} cannot be measured on this machine",
+            expected="a processor that computes its integer products exactly",
+            found=why(kernel),
+            hint="build on a machine with VNNI, or take --target avx2, whose weights are safe here",
+        )
+
+
+def main_metrics(evidence: VariantEvidence, count: int = 2) -> str:
+    """The first figures of a variant, in a few words."""
+    shown = [(name, value) for name, value in evidence.fidelity.items() if name in METRICS][:count]
+    return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in shown)
