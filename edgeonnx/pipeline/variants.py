@@ -13,13 +13,15 @@ from edgeonnx.errors import UsageError
 from edgeonnx.evaluate.gate import gate_error
 from edgeonnx.evaluate.metrics import METRICS
 from edgeonnx.evaluate.refine import Candidate, TimeBudget, refine
+from edgeonnx.model.graph import restore_graph
 from edgeonnx.model.operators import loaded_operators, written_operators
 from edgeonnx.model.runtime import open_graph
 from edgeonnx.pipeline.recipe import CPU, Scheme
 from edgeonnx.pipeline.verify import host_profile
-from edgeonnx.quantize.half import to_half
+from edgeonnx.quantize.half import emulate_bf16, to_half
+from edgeonnx.quantize.linears import find_groups
 from edgeonnx.quantize.ort_dynamic import quantize_ort_dynamic
-from edgeonnx.quantize.rowwise import SWITCH, plan_rowwise, quantize_rowwise, switchable
+from edgeonnx.quantize.rowwise import SWITCH, migrate_outliers, plan_rowwise, quantize_rowwise, switchable
 from edgeonnx.quantize.static_qdq import quantize_static_qdq
 from edgeonnx.quantize.weight_only import quantize_weight_only
 from edgeonnx.spec.evidence import NodeCost, VariantEvidence
@@ -50,7 +52,8 @@ class MadeVariant:
     Attributes:
         recipe: How it was made.
         graph: Its graph.
-        path: Where that lies, beside its tensors.
+        path: Where the graph lies that was measured, beside its tensors: this one, or for bfloat16, which ONNX
+            Runtime does not compute on the CPU, one that rounds as it would.
         evidence: What was measured.
         plan: Facts about how it was made, for the manifest.
         candidates: Graphs of the search by candidate name, for measuring their speed; empty if there was none.
@@ -100,7 +103,8 @@ class Workshop:
 
         def attempt(keep: frozenset[str]) -> Candidate:
             graph = quantize(keep)
-            path = graph.write(self.folder, f"{recipe.name}-{len(keep):03d}.onnx")
+            measured = emulate_bf16(self.exported) if recipe.precision == "bf16" else graph
+            path = measured.write(self.folder, f"{recipe.name}-{len(keep):03d}.onnx")
             self._tried[keep] = (graph, path)
             return self.yardstick.measure(open_graph(path, None), thresholds)
 
@@ -127,14 +131,31 @@ class Workshop:
             )
             costs = self._costs(recipe, plan)
             return plan.to_dict(), lambda keep: quantize_rowwise(self.optimized, plan, keep=keep), costs
+        if recipe.scheme is Scheme.STATIC:
+            return self._prepare_static(recipe)
         makers: dict[Scheme, Callable[[], StoredGraph]] = {
             Scheme.FLOAT: lambda: self.optimized,
             Scheme.WEIGHT_ONLY: lambda: quantize_weight_only(self.optimized, bits=recipe.weight_bits),
             Scheme.BATCH_DYNAMIC: lambda: quantize_ort_dynamic(self.optimized),
-            Scheme.STATIC: lambda: quantize_static_qdq(self.exported, yardstick.calibration),
             Scheme.HALF: lambda: to_half(self.exported, "bf16" if recipe.precision == "bf16" else "fp16"),
         }
         return {}, lambda _keep: makers[recipe.scheme](), []
+
+    def _prepare_static(self, recipe: VariantRecipe) -> tuple[dict[str, object], Quantizer, list[NodeCost]]:
+        """The same for fixed scales. A group's cost is the error of its own output, which calibration knows already."""
+        calibration = self.yardstick.calibration
+        plan = plan_rowwise(
+            self.exported, calibration, static=True, on_group=partial(self.on_step, f"{recipe.name}: calibrate")
+        )
+        migrated = migrate_outliers(self.exported, plan)
+        nodes = {group.name: group.node_names for group in find_groups(restore_graph(self.exported).graph)}
+        costs = [NodeCost(node=name, cost=float(f"{item.error:.1e}")) for name, item in plan.groups.items()]
+        costs.sort(key=lambda item: (-item.cost, item.node))
+
+        def quantize(keep: frozenset[str]) -> StoredGraph:
+            return quantize_static_qdq(migrated, calibration, keep=[node for name in keep for node in nodes[name]])
+
+        return plan.to_dict(), quantize, costs
 
     def _costs(self, recipe: VariantRecipe, plan: RowwisePlan) -> list[NodeCost]:
         """What each group costs alone, measured in one graph whose groups are switched on one by one."""
@@ -175,7 +196,7 @@ class Workshop:
         paths = [item[1] for item in self._tried.values()]
         evidence = VariantEvidence(
             precision=recipe.precision,
-            measured_on=CPU,
+            measured_on=f"{CPU}, bfloat16 emulated" if recipe.precision == "bf16" else CPU,
             texts=len(self.yardstick.reference.texts),
             fidelity=figures[False],
             invariance=figures[True],
@@ -187,7 +208,7 @@ class Workshop:
             kept=tuple(item.node for item in costs if item.node in keep),
             worst=chosen.worst,
             sensitivity=tuple(costs),
-            search=tuple(named) if recipe.scheme is Scheme.ROWWISE else (),
+            search=tuple(named) if costs else (),
         )
         facts: dict[str, object] = {"scheme": recipe.scheme.value, **plan}
         if keep:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from edgeonnx.errors import QuantizationError
 from edgeonnx.model.graph import StoredGraph, restore_graph, store_graph
-from edgeonnx.quantize.ort_tools import check_loads, check_names, is_kept, prepare, run_tool
+from edgeonnx.quantize.ort_tools import check_loads, expand_keep, is_kept, prepare, run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -90,8 +91,7 @@ def to_half(graph: StoredGraph, dtype: HalfType, *, keep: Collection[str] = ()) 
     """
     model = prepare(graph)
     _check_single(model)
-    check_names(model, keep)
-    stay = _float_nodes(model, {*keep, *(_beyond_range(model) if dtype == "fp16" else ())})
+    stay = _float_nodes(model, expand_keep(model, keep) | (set(_beyond_range(model)) if dtype == "fp16" else set()))
     originals = {name: value.const_value for name, value in model.graph.initializers.items()}
 
     def tool(path: Path, _: Path) -> ir.Model:
@@ -99,8 +99,11 @@ def to_half(graph: StoredGraph, dtype: HalfType, *, keep: Collection[str] = ()) 
 
         # Max and Min have had half kernels for long.
         block = sorted(set(DEFAULT_OP_BLOCK_LIST) - {"Max", "Min"})
+        proto = _typed(onnx.load(str(path)))
         made: ir.Model = ir.from_proto(
-            convert_float_to_float16(str(path), keep_io_types=True, op_block_list=block, node_block_list=sorted(stay))
+            convert_float_to_float16(
+                proto, keep_io_types=True, disable_shape_infer=True, op_block_list=block, node_block_list=sorted(stay)
+            )
         )
         _join_casts(made)
         common.IdentityEliminationPass()(made)
@@ -138,6 +141,19 @@ def emulate_bf16(graph: StoredGraph, *, keep: Collection[str] = ()) -> StoredGra
     return check_loads(store_graph(model), name="emulate_bf16")
 
 
+def _typed(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Every value's type is known, which the converter goes by; weights have theirs with them only.
+
+    A type that is stated for a weight is made half even if the weight is not, and a Cast of nothing follows.
+    """
+    typed = onnx.shape_inference.infer_shapes(proto)
+    weights = {tensor.name for tensor in typed.graph.initializer}
+    values = [info for info in typed.graph.value_info if info.name not in weights]
+    typed.graph.ClearField("value_info")
+    typed.graph.value_info.extend(values)
+    return typed
+
+
 def _check_single(model: ir.Model) -> None:
     half = [name for name, value in model.graph.initializers.items() if value.dtype in _HALF]
     half += [
@@ -155,20 +171,13 @@ def _check_single(model: ir.Model) -> None:
 
 def _float_nodes(model: ir.Model, keep: Collection[str]) -> set[str]:
     """Names of the nodes that stay fp32, in the graph's order, which is the order of computation."""
-    weights = {
-        str(value.name)
-        for node in model.graph
-        if node.name in keep
-        for value in node.inputs
-        if value is not None and value.is_initializer()
-    }
     stay: set[str] = set()
     for node in model.graph.all_nodes():
         follows = node.op_type in _FOLLOWING and any(
             value is not None and (maker := value.producer()) is not None and maker.name in stay and _is_float(value)
             for value in node.inputs
         )
-        if node.op_type in _WIDE or follows or is_kept(node, {*keep, *weights}):
+        if node.op_type in _WIDE or follows or is_kept(node, keep):
             stay.add(str(node.name))
     return stay
 

@@ -48,6 +48,11 @@ class LinearGroup:
         """Names of the constants; groups with equal names share their weights."""
         return tuple(str(weight.name) for node in self.nodes if (weight := node.inputs[1]) is not None)
 
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the `MatMul` nodes."""
+        return tuple(str(node.name) for node in self.nodes)
+
     def weights(self) -> list[NDArray[np.float32]]:
         """The weight of each layer, float32 (inputs, outputs)."""
         return [constant(node.inputs[1]) for node in self.nodes]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgeonnx.quantize.rounding import quantize_weight, round_bounded_rows, round_rows
+from edgeonnx.quantize.rounding import quantize_weight, round_bounded_rows, round_rows, round_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +92,10 @@ def smoothing_of(largest: Float, weight: Float, strength: float) -> Float:
     return np.asarray(np.exp2(np.rint(exponent * STEPS_PER_OCTAVE) / STEPS_PER_OCTAVE), dtype=np.float32)
 
 
+def _round_each(rows: Float, lower_bound: float | None, zero_point: int) -> Float:
+    return round_rows(rows) if lower_bound is None else round_bounded_rows(rows, lower_bound, zero_point)
+
+
 def plan_group(
     name: str,
     seen: Sequence[Activations],
@@ -101,6 +105,7 @@ def plan_group(
     lower_bound: float | None,
     may_migrate: bool,
     free: bool = False,
+    static: bool = False,
 ) -> GroupPlan:
     """Choose how a group's activations are quantized: the way with the smallest error of its output.
 
@@ -112,6 +117,7 @@ def plan_group(
         lower_bound: Smallest value of the activations, if it is known.
         may_migrate: Whether the graph can hold a migration here.
         free: Whether it costs no node (it folds into what comes before).
+        static: Whether activations get one fixed scale instead of one a row.
     """
     rows = np.concatenate([item.rows for item in seen])
     largest = np.stack([item.largest for item in seen]).max(axis=0)
@@ -121,13 +127,13 @@ def plan_group(
     def error_of(smoothing: Float | None, bound: float | None, zero_point: int) -> float:
         x: Float = rows if smoothing is None else np.asarray(rows / smoothing, dtype=np.float32)
         w: Float = weight if smoothing is None else np.asarray(weight * smoothing[:, None], dtype=np.float32)
-        x = round_rows(x) if bound is None else round_bounded_rows(x, bound, zero_point)
+        x = round_tensor(x) if static else _round_each(x, bound, zero_point)
         rounded, scales = quantize_weight(w, limit)
         found = x @ (rounded.astype(np.float32) * scales)
         error = float(np.square(found - expected, dtype=np.float64).mean()) / scale
         return float(f"{error:.3e}")  # the choice must not hang on the last bits of a sum
 
-    if lower_bound is not None:
+    if lower_bound is not None and not static:
         points = ZERO_POINTS if lower_bound < 0 else (0,)
         errors = {point: error_of(None, lower_bound, point) for point in points}
         best = min(errors, key=lambda point: errors[point])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 PRODUCTS = ("MatMul", "Gemm")
+_MATRIX = 2
 
 
 def prepare(graph: StoredGraph) -> ir.Model:
@@ -52,14 +53,15 @@ def find_targets(model: ir.Model, operators: Collection[str], keep: Collection[s
     Args:
         model: The model, prepared.
         operators: Of `MatMul`, `Gemm` those that have a constant weight, of `Gather` those with a constant float table.
-        keep: Names of nodes, or of weights, that stay as they are.
+        keep: Names of nodes, or of weights, that stay as they are. A kept node's weight is kept for all its users, so
+            that a tied weight is stored once.
 
     Raises:
         QuantizationError: A name in `keep` is unknown, or nothing is left to convert.
     """
-    check_names(model, keep)
+    kept = expand_keep(model, keep)
     found = [node for node in model.graph if node.op_type in operators and _has_float_constant(node)]
-    names = [str(node.name) for node in found if not is_kept(node, keep)]
+    names = [str(node.name) for node in found if not is_kept(node, kept)]
     if not names:
         raise QuantizationError(
             "the recipe finds nothing to quantize",
@@ -69,11 +71,11 @@ def find_targets(model: ir.Model, operators: Collection[str], keep: Collection[s
     return names
 
 
-def check_names(model: ir.Model, keep: Collection[str]) -> None:
-    """Check that what is to be kept exists in the main graph: a wrong name would change nothing, silently.
+def expand_keep(model: ir.Model, keep: Collection[str]) -> set[str]:
+    """Names of nodes and weights to keep, with the weights of kept nodes.
 
     Raises:
-        QuantizationError: A name is neither a node's nor an initializer's.
+        QuantizationError: A name is neither a node's nor an initializer's of the main graph: it would change nothing.
     """
     known = {str(node.name) for node in model.graph} | set(model.graph.initializers)
     unknown = set(keep) - known
@@ -83,6 +85,9 @@ def check_names(model: ir.Model, keep: Collection[str]) -> None:
             where="keep",
             found=", ".join(sorted(unknown)),
         )
+    values = [value for node in model.graph if node.name in keep for value in node.inputs if value is not None]
+    weights = {str(value.name) for value in values if value.is_initializer() and len(value.shape or ()) >= _MATRIX}
+    return {*keep, *weights}
 
 
 def is_kept(node: ir.Node, keep: Collection[str]) -> bool:

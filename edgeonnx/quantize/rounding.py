@@ -53,6 +53,12 @@ def round_rows(rows: Float) -> Float:
     return np.asarray(np.rint(rows / scale) * scale)
 
 
+def round_tensor(rows: Float) -> Float:
+    """What a graph with one fixed scale sees: float32 (rows, width), the scale taken from the largest of all rows."""
+    scale = np.float32(np.abs(rows).max(initial=0.0) / np.float32(CENTRE - 1)) or np.float32(1)
+    return np.asarray(np.rint(rows / scale) * scale, dtype=np.float32)
+
+
 def round_bounded_rows(rows: Float, lower_bound: float, zero_point: int) -> Float:
     """What a graph sees of activations that are never below `lower_bound`.
 

@@ -77,6 +77,7 @@ def plan_rowwise(
     *,
     weight_bits: int = 8,
     migrate: bool = True,
+    static: bool = False,
     on_group: Callable[[int, int], None] | None = None,
 ) -> RowwisePlan:
     """Calibrate on real text and decide about each group.
@@ -86,6 +87,7 @@ def plan_rowwise(
         batches: Calibration inputs, int64 (rows, tokens) by name.
         weight_bits: 8 or 7; see `RowwisePlan`.
         migrate: Whether outliers may move into the weights.
+        static: Plan for fixed scales, one for each tensor (`migrate_outliers` and then `static_qdq`).
         on_group: Called with (groups done, all groups), for progress.
 
     Raises:
@@ -108,6 +110,7 @@ def plan_rowwise(
             lower_bound=group.lower_bound,
             may_migrate=migrate and not tied,
             free=len(twins) == 1 and _value_layer(group) is not None,
+            static=static,
         )
         if on_group is not None:
             on_group(index + 1, len(groups))
@@ -152,6 +155,23 @@ def quantize_rowwise(
             for gather in table.nodes:
                 gather.outputs[0].replace_all_uses_with(builder.lookup(table.value, gather))
     return _finish(model, fused=fused)
+
+
+def migrate_outliers(graph: StoredGraph, plan: RowwisePlan) -> StoredGraph:
+    """The float graph with the plan's migrations and nothing quantized: what static quantization starts from."""
+    model = restore_graph(graph)
+    builder = _Builder(model.graph, limit=WEIGHT_LIMITS[plan.weight_bits], fused=False)
+    for group in find_groups(model.graph):
+        smoothing = plan.groups[group.name].smoothing
+        if smoothing is None:
+            continue
+        inverse = builder.constant(f"{'+'.join(group.weight_names)}/smoothing", (1 / smoothing).astype(np.float32))
+        source = builder.add(group.nodes[0], "Mul", [group.source, inverse])
+        for node, weight, name in zip(group.nodes, group.weights(), group.weight_names, strict=True):
+            migrated = np.asarray(weight * smoothing[:, None], dtype=np.float32)
+            node.replace_input_with(0, source)
+            node.replace_input_with(1, builder.constant(f"{name}/migrated", migrated))
+    return _finish(model, fused=False)
 
 
 def switchable(graph: StoredGraph, plan: RowwisePlan) -> StoredGraph:
@@ -331,9 +351,12 @@ class _Builder:
     def constant(self, name: str, array: NDArray[np.generic] | np.generic) -> ir.Value:
         """A constant by its name; the same name is the same constant."""
         if name not in self._constants:
-            tensor = ir.tensor(np.asarray(array), name=name)
+            free = name
+            while free in self.graph.initializers:  # the graph may have a constant of that name already
+                free += "_"
+            tensor = ir.tensor(np.asarray(array), name=free)
             value = ir.Value(
-                name=name,
+                name=free,
                 shape=ir.Shape(list(tensor.shape.numpy())),
                 type=ir.TensorType(tensor.dtype),
                 const_value=tensor,

@@ -76,9 +76,28 @@ def quantize_static_qdq(
             calibrate_method=CalibrationMethod.MinMax,
             extra_options=dict(_OPTIONS),
         )
-        return read_model(made)
+        return _only_to(set(targets), read_model(made))
 
     return check_loads(run_tool(model, graph, tool, name="quantize_static"), name="quantize_static")
+
+
+def _only_to(targets: Collection[str], model: ir.Model) -> ir.Model:
+    """Let products alone read rounded activations: the tool gives them to every reader, the residual sum for one."""
+    for node in model.graph:
+        source = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+        rounding = None if source is None else source.producer()
+        if rounding is None or rounding.inputs[0] is None:
+            continue  # no pair, or that of a weight
+        exact, rounded = rounding.inputs[0], node.outputs[0]
+        for user, index in list(rounded.uses()):
+            if user.name not in targets:
+                user.replace_input_with(index, exact)
+        if rounded.is_graph_output():
+            exact.type, exact.shape = rounded.type, rounded.shape
+            exact.name, rounded.name = rounded.name, f"{rounded.name}_rounded"
+            outputs = model.graph.outputs
+            outputs[:] = [exact if output is rounded else output for output in outputs]
+    return model
 
 
 def _check_calibration(graph: StoredGraph, calibration: Sequence[IntTensors]) -> None:

@@ -33,11 +33,11 @@ def package_to(out: Path, source: Path, task: Task | None = None, *, max_length:
     return open_packaged(package(request).path)
 
 
-def open_packaged(path: Path) -> Packaged:
-    """Open a bundle with ONNX Runtime."""
+def open_packaged(path: Path, variant_name: str | None = None) -> Packaged:
+    """Open a variant of a bundle (the first one, if no name is given) with ONNX Runtime."""
     bundle = open_bundle(path)
     component = bundle.manifest.entry_component
-    variant = component.variants[0]
+    variant = next(item for item in component.variants if variant_name in (None, item.name))
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(EXTERNAL_FOLDER_OPTION, str(bundle.tensors_path(variant)))
     model = str(bundle.model_path(component.name, variant))

@@ -44,7 +44,6 @@ def test_products_are_half_and_sums_are_not(dtype: str, name: str) -> None:
         assert types_around(made, operator) == {name}, operator
     for operator in ("ReduceSum", "Div", "Max"):
         assert types_around(made, operator) == {"FLOAT"}, operator
-    onnx.checker.check_model(onnx.ModelProto.FromString(made.model), full_check=False)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -22,6 +22,7 @@ from tests.support.graphs import (
     tensor,
     tiny_batches,
     tiny_graph,
+    tiny_weights,
     to_proto,
 )
 
@@ -115,16 +116,31 @@ def test_a_constant_input_divides_nothing_by_zero() -> None:
 
 def test_a_gemm_is_quantized_and_its_bias_stays_float() -> None:
     proto = to_proto(tiny_graph())
-    proto.graph.node.append(
-        onnx.helper.make_node("Gemm", [OUTPUT, "output", "output.bias"], ["head"], "head", transB=1)
-    )
+    inputs = [OUTPUT, "head.weight", "output.bias"]
+    proto.graph.node.append(onnx.helper.make_node("Gemm", inputs, ["head"], "head", transB=1))
+    weight = np.ascontiguousarray(tiny_weights(seed=3)["output"].T)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "head.weight"))
     proto.graph.output[0].name = "head"
     graph = stored(proto)
     made = quantize_static_qdq(graph, CALIBRATION)
     assert op_counts(made)["DequantizeLinear"] == 4 + 6 + 2
+    assert tensor(made, "head.weight_quantized").dtype == np.int8
+    assert tensor(made, "head.weight_scale").shape == (32,)
     assert tensor(made, "output.bias").dtype == np.float32
     batches = tiny_batches()
     assert min_cosine(run_graph(graph, batches), run_graph(made, batches), "head") > 0.999
+
+
+def test_an_output_that_a_product_reads_is_given_out_unrounded() -> None:
+    proto = to_proto(tiny_graph())
+    hidden = next(info for info in proto.graph.value_info if info.name == "hidden")
+    proto.graph.output.append(hidden)
+    graph, batches = stored(proto), tiny_batches()
+    made = quantize_static_qdq(graph, CALIBRATION, keep=["query", "key", "value", "output"])
+    assert made.signature == graph.signature
+    for want, have in zip(run_graph(graph, batches), run_graph(made, batches), strict=True):
+        np.testing.assert_allclose(have["hidden"], want["hidden"], atol=1e-5)
+        assert np.abs(have[OUTPUT] - want[OUTPUT]).max() > 1e-3
 
 
 def test_nothing_to_calibrate_with_is_refused() -> None:
