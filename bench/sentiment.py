@@ -40,6 +40,8 @@ HELD_OUT = 0.2
 LABELLED = 2000
 MAX_TOKENS = 64
 BATCH = 32
+POOL = 10
+"""Batches that are sorted by length together."""
 RATE = 5e-5
 WARM_UP = 0.1
 THREADS = 2
@@ -82,7 +84,10 @@ JOBS = (
 
 
 def split_rows() -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
-    """The labelled texts for training and those held out. A text that occurs twice is kept once, or it could be both."""
+    """The labelled texts, (score, text), for training and those held out.
+
+    A text that occurs twice is kept once, or it could be in both.
+    """
     rows = list({text: (score, text) for score, text in vader_rows()}.values())
     random.Random(SEED).shuffle(rows)
     held = int(len(rows) * HELD_OUT)
@@ -117,9 +122,7 @@ def train(job: Job, rows: Sequence[tuple[float, str]], steps: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(start)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     schedule = get_linear_schedule_with_warmup(optimizer, int(steps * WARM_UP), steps)
-    chosen = random.Random(SEED).sample(list(rows), steps * BATCH)
-    for step in range(steps):
-        batch = chosen[step * BATCH : (step + 1) * BATCH]
+    for batch in training_batches(rows, steps):
         texts = [text for _, text in batch]
         inputs = tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
         loss = model(**inputs, labels=torch.tensor(targets(job, [score for score, _ in batch]))).loss
@@ -129,6 +132,18 @@ def train(job: Job, rows: Sequence[tuple[float, str]], steps: int) -> None:
         schedule.step()
     model.eval().save_pretrained(job.directory)
     tokenizer.save_pretrained(job.directory)
+
+
+def training_batches(rows: Sequence[tuple[float, str]], steps: int) -> list[list[tuple[float, str]]]:
+    """Batches of texts of similar length, in random order: padding would take half of the time."""
+    shuffler = random.Random(SEED)
+    chosen = shuffler.sample(list(rows), steps * BATCH)
+    batches = []
+    for start in range(0, len(chosen), BATCH * POOL):
+        pool = sorted(chosen[start : start + BATCH * POOL], key=lambda row: len(row[1]))
+        batches += [pool[place : place + BATCH] for place in range(0, len(pool), BATCH)]
+    shuffler.shuffle(batches)
+    return batches
 
 
 def targets(job: Job, scores: Sequence[float]) -> list[int] | list[float]:
@@ -178,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--skip-training", action="store_true", help="use the models of an earlier run")
     parser.add_argument("--only", choices=[job.name for job in JOBS], help="one of the two models")
-    parser.add_argument("--steps", type=int, default=240, help=f"training steps of {BATCH} texts (default: 240)")
+    parser.add_argument("--steps", type=int, default=200, help=f"training steps of {BATCH} texts (default: 200)")
     parser.add_argument("--train-only", action="store_true", help="do not package")
     options = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,11 @@ def _check_arguments(bits: int, block_size: int, accuracy_level: int, embeddings
 
 
 def _merged(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Keep one of the initializers of the same name: the tool quantizes a tied weight once for each of its users."""
+    """Keep one of the initializers of the same name: the tool quantizes a tied weight once for each of its users.
+
+    Raises:
+        ValueError: They differ: a matrix that is both multiplied and looked up is packed in two ways under one name.
+    """
     once: dict[str, onnx.TensorProto] = {}
     for tensor in proto.graph.initializer:
         if once.setdefault(tensor.name, tensor) != tensor:

@@ -67,7 +67,7 @@ class TestMinilm:
         assert [name for name in norms if small.get(name) != large[name]] == []
 
     def test_the_evidence(self, minilm_bundle: Path) -> None:
-        evidence = open_bundle(minilm_bundle).evidence
+        evidence = open_bundle(minilm_bundle).evidence()
         int8 = evidence.variants["cpu-int8"]
         assert int8.gate.passed
         assert int8.gate.judged, "no threshold was judged"
@@ -83,7 +83,7 @@ class TestMinilm:
     def test_report_and_timings_stand_beside_what_is_sealed(self, minilm_bundle: Path) -> None:
         sealed = (minilm_bundle / "contents.json").read_text(encoding="utf-8")
         for name in ("report.html", "timings.json"):
-            assert (minilm_bundle / name).stat().st_size > 1000
+            assert (minilm_bundle / name).stat().st_size > 500
             assert name not in sealed
         assert "evidence.json" in sealed
         assert set(_json(minilm_bundle / "timings.json")["graphs"]) >= {"cpu-int8", "cpu-fp32"}
@@ -119,9 +119,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _cli(source: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return edgeonnx(
-        "package", str(source), "--name", "m", "--version", "1", "--out", str(out), *arguments, timeout=120
-    )
+    return edgeonnx("package", str(source), "--name", "m", "--version", "1", "--out", str(out), *arguments, timeout=120)
 
 
 def _package(source: Path, out: Path, **changes: Any) -> PackageResult:
@@ -212,7 +210,7 @@ def test_two_builds_have_one_digest_though_they_took_other_times(
     first, second = full_int8.path, again.path
     assert (first / "timings.json").read_bytes() != (second / "timings.json").read_bytes()
     names = {str(path.relative_to(first)) for path in first.rglob("*") if path.is_file()}
-    assert UNSEALED <= names
+    assert names >= UNSEALED
     for name in names - {"report.html", "timings.json"}:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from edgeonnx_ext import TextEncoder, open_text_encoder
 
 from edgeonnx.bundle import Bundle, open_bundle
+from edgeonnx.model.graph import StoredGraph
 from edgeonnx.pipeline.recipe import PackageRequest
 from edgeonnx.pipeline.run import package
 from edgeonnx.spec.manifest import EXTERNAL_FOLDER_OPTION, Task
@@ -42,6 +44,24 @@ def open_packaged(path: Path, variant_name: str | None = None) -> Packaged:
     options.add_session_config_entry(EXTERNAL_FOLDER_OPTION, str(bundle.tensors_path(variant)))
     model = str(bundle.model_path(component.name, variant))
     return Packaged(bundle=bundle, session=onnxruntime.InferenceSession(model, options))
+
+
+def stored_variant(bundle: Bundle, name: str) -> StoredGraph:
+    """A variant's graph as the stages of the build host hand it on."""
+    component = bundle.manifest.entry_component
+    variant = next(item for item in component.variants if item.name == name)
+    data = bundle.model_path(component.name, variant).read_bytes()
+    folder = bundle.tensors_path(variant)
+    model = onnx.ModelProto.FromString(data)
+    names = {entry.value for item in model.graph.initializer for entry in item.external_data if entry.key == "location"}
+    return StoredGraph(
+        model=data,
+        tensors={} if folder is None else {name: (folder / name).read_bytes() for name in sorted(names)},
+        signature=component.signature,
+        opset=next(item.version for item in model.opset_import if item.domain == ""),
+        node_count=len(model.graph.node),
+        domains=tuple(sorted(item.domain for item in model.opset_import if item.domain)),
+    )
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,16 @@ import pytest
 
 from edgeonnx.errors import UsageError
 from edgeonnx.pipeline.progress import Silent, StageTimer
-from edgeonnx.pipeline.recipe import STAGES, PackageRequest, stage_of
+from edgeonnx.pipeline.recipe import (
+    FP32,
+    RECIPES,
+    STAGES,
+    TARGETS,
+    PackageRequest,
+    choose_variants,
+    model_path,
+    stage_of,
+)
 
 
 def request(**changes: str) -> PackageRequest:
@@ -67,3 +76,44 @@ def test_silence_takes_every_event() -> None:
     timer = StageTimer(progress=Silent())
     with timer.stage("load", "about"):
         timer.progress.advanced(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "names", "expected"),
+    [
+        (("cpu",), (), ("cpu-int8", "cpu-fp32")),
+        (("avx2", "cpu"), (), ("cpu-int8", "cpu-int8-avx2", "cpu-fp32")),
+        ((), ("cpu-int4-weights",), ("cpu-int4-weights", "cpu-fp32")),
+        ((), (), ("cpu-fp32",)),
+        (("tensorrt", "tensorrt"), ("cpu-fp32",), ("tensorrt-int8", "tensorrt-fp16", "cpu-fp32")),
+    ],
+)
+def test_variants_are_in_order_of_preference_and_fp32_is_always_there(
+    targets: tuple[str, ...], names: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert choose_variants(targets, names) == expected
+
+
+@pytest.mark.parametrize(("targets", "names"), [(("phone",), ()), ((), ("cpu-int3",))])
+def test_unknown_targets_and_variants_are_refused(targets: tuple[str, ...], names: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_variants(targets, names)
+    assert caught.value.found == (*targets, *names)[0]
+
+
+def test_every_target_names_recipes() -> None:
+    assert {name for names in TARGETS.values() for name in names} <= set(RECIPES)
+    assert all(name == recipe.name for name, recipe in RECIPES.items())
+    assert len({model_path(recipe) for recipe in RECIPES.values()}) == len(RECIPES)
+    assert list(RECIPES)[-1] == FP32.name
+
+
+def test_only_seven_bits_are_safe_without_vnni() -> None:
+    limits = {name: recipe.integer.weight_max for name, recipe in RECIPES.items() if recipe.integer is not None}
+    assert limits["cpu-int8"] == 127
+    assert limits["cpu-int8-avx2"] == 64
+
+
+def test_a_negative_budget_is_refused() -> None:
+    with pytest.raises(UsageError):
+        PackageRequest(source="m", name="a", version="1", out=Path("out"), search_seconds=-1)

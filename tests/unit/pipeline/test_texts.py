@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from edgeonnx.pipeline.texts import GOLDEN_MAX_TOKENS, GOLDEN_ROWS, golden_rows, pair_up, shipped_texts
+from edgeonnx.pipeline.texts import (
+    GOLDEN_MAX_TOKENS,
+    GOLDEN_ROWS,
+    calibration_texts,
+    golden_rows,
+    pair_up,
+    shipped_texts,
+)
 
 
 def test_the_shipped_texts_differ_in_what_a_tokenizer_can_get_wrong() -> None:
@@ -46,3 +53,9 @@ def test_long_rows_are_left_out() -> None:
 
 def test_where_all_are_long_the_shortest_is_taken() -> None:
     assert golden_rows([300, 200, 400]) == (1,)
+
+
+def test_no_calibration_text_is_a_text_that_is_compared() -> None:
+    texts = calibration_texts()
+    assert len(texts) == len(set(texts)) >= 200
+    assert set(texts).isdisjoint(shipped_texts())

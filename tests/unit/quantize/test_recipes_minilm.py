@@ -24,7 +24,7 @@ MILLION = 1_000_000
 @pytest.fixture(scope="module")
 def minilm(minilm_bundle: Path) -> tuple[StoredGraph, list, list, list]:
     """The fp32 graph, calibration batches, other batches, and the graph's answers to these."""
-    packaged = open_packaged(minilm_bundle)
+    packaged = open_packaged(minilm_bundle, "cpu-fp32")
     texts = vader_texts()[:: len(vader_texts()) // 128]
     graph = packaged_graph(packaged)
     batches = packaged_batches(packaged, texts[1:128:2], 16)

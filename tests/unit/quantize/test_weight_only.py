@@ -9,7 +9,7 @@ from onnx import numpy_helper
 
 from edgeonnx.errors import QuantizationError
 from edgeonnx.quantize.weight_only import _merged, quantize_weight_only
-from tests.support.graphs import OUTPUT, op_counts, run_graph, tensor, tiny_batches, tiny_graph
+from tests.support.graphs import OUTPUT, op_counts, run_graph, stored, tensor, tiny_batches, tiny_graph, to_proto
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 32), (4, 32), (4, 16)])
@@ -67,6 +67,17 @@ def test_arguments_out_of_range_are_refused(options: dict[str, int], where: str)
     with pytest.raises(QuantizationError, match="out of its range") as raised:
         quantize_weight_only(tiny_graph(), **options)
     assert raised.value.where == where
+
+
+def test_a_matrix_that_is_looked_up_and_multiplied_is_not_mixed_up() -> None:
+    """The tool packs it in two ways under one name."""
+    proto = to_proto(tiny_graph())
+    proto.graph.node.append(onnx.helper.make_node("Gather", ["up", "input_ids"], ["looked_up"], "look_up"))
+    graph = stored(proto)
+    with pytest.raises(QuantizationError, match="failed on the graph") as raised:
+        quantize_weight_only(graph, bits=4, embeddings=True)
+    assert raised.value.found == "two different initializers are named up_Q4"
+    assert quantize_weight_only(graph, bits=4, embeddings=True, keep=["look_up"]).tensors
 
 
 def test_two_different_tensors_of_one_name_are_never_merged() -> None:
