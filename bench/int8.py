@@ -98,7 +98,7 @@ class Row:
         return self.bound is None or (self.value <= self.bound if self.at_most else self.value >= self.bound)
 
     def __str__(self) -> str:
-        text = f"{self.name:<62}{self.value:>12.{self.digits}f}"
+        text = f"{self.name:<74}{self.value:>12.{self.digits}f}"
         if self.bound is None:
             return text
         sign = "<=" if self.at_most else ">="

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SEED = 5
 ROWS, TOKENS, HIDDEN, INNER, HEADS = 16, 32, 384, 1536, 12
-REPEATS = 200
+REPEATS = 50
 SHOWN = ("Attention", "Transpose", "com.microsoft.SkipLayerNormalization", "com.microsoft.BiasGelu", "Sum")
 CONTRIB = "com.microsoft"
 

@@ -161,9 +161,10 @@ def _finish(made: ir.Model, original: StoredGraph, *, name: str) -> StoredGraph:
     made.model_version, made.domain = source.model_version, source.domain
     made.graph.name = source.graph.name
     common.ClearMetadataAndDocStringPass()(made)
-    made.metadata_props.clear()
-    made.graph.metadata_props.clear()
-    made.doc_string = made.graph.doc_string = None
+    parts: list[ir.Model | ir.Graph | ir.Value] = [made, made.graph, *_values(made)]
+    for part in parts:  # what that pass leaves
+        part.metadata_props.clear()
+        part.doc_string = None
     common.RemoveUnusedNodesPass()(made)
     common.RemoveUnusedOpsetsPass()(made)
     common.TopologicalSortPass()(made)
@@ -175,6 +176,13 @@ def _finish(made: ir.Model, original: StoredGraph, *, name: str) -> StoredGraph:
             found=str(stored.signature),
         )
     return stored
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    yield from model.graph.inputs
+    yield from model.graph.initializers.values()
+    for node in model.graph.all_nodes():
+        yield from node.outputs
 
 
 @contextlib.contextmanager

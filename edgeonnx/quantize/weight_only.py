@@ -61,6 +61,7 @@ def quantize_weight_only(
     model = prepare(graph)
     operators = ("MatMul", "Gather") if embeddings else ("MatMul",)
     targets = set(find_targets(model, operators, keep))
+    _check_apart(model, targets)
     others = [str(node.name) for node in model.graph.all_nodes() if node.name not in targets]
 
     def tool(path: Path, _: Path) -> ir.Model:
@@ -76,7 +77,7 @@ def quantize_weight_only(
             op_types_to_quantize=operators,
         )
         quantizer.process()
-        made: ir.Model = ir.from_proto(_merged(quantizer.model.model))
+        made: ir.Model = ir.from_proto(quantizer.model.model)
         return made
 
     return check_loads(run_tool(model, graph, tool, name="MatMulNBitsQuantizer"), name="MatMulNBitsQuantizer")
@@ -98,17 +99,14 @@ def _check_arguments(bits: int, block_size: int, accuracy_level: int, embeddings
             raise QuantizationError("an argument is out of its range", where=name, expected=expected, found=str(value))
 
 
-def _merged(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Keep one of the initializers of the same name: the tool quantizes a tied weight once for each of its users.
-
-    Raises:
-        ValueError: They differ: a matrix that is both multiplied and looked up is packed in two ways under one name.
-    """
-    once: dict[str, onnx.TensorProto] = {}
-    for tensor in proto.graph.initializer:
-        if once.setdefault(tensor.name, tensor) != tensor:
-            raise ValueError(f"two different initializers are named {tensor.name}")
-    tensors = list(once.values())
-    proto.graph.ClearField("initializer")
-    proto.graph.initializer.extend(tensors)
-    return proto
+def _check_apart(model: ir.Model, targets: Collection[str]) -> None:
+    """The tool packs a looked-up table in another way than a multiplied matrix, but gives both the same name."""
+    nodes = [node for node in model.graph if node.name in targets]
+    multiplied = {node.inputs[1] for node in nodes if node.op_type == "MatMul"}
+    for node in nodes:
+        if node.op_type == "Gather" and node.inputs[0] in multiplied:
+            raise QuantizationError(
+                "a matrix is both multiplied and looked up, which cannot share one quantized form",
+                where=str(node.inputs[0].name if node.inputs[0] is not None else None),
+                hint=f"keep the node {node.name}, or leave embeddings as they are",
+            )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from edgeonnx.errors import QuantizationError
-from edgeonnx.quantize.weight_only import _merged, quantize_weight_only
+from edgeonnx.quantize.weight_only import quantize_weight_only
 from tests.support.graphs import OUTPUT, op_counts, run_graph, stored, tensor, tiny_batches, tiny_graph, to_proto
 
 
@@ -69,20 +68,11 @@ def test_arguments_out_of_range_are_refused(options: dict[str, int], where: str)
     assert raised.value.where == where
 
 
-def test_a_matrix_that_is_looked_up_and_multiplied_is_not_mixed_up() -> None:
-    """The tool packs it in two ways under one name."""
+def test_a_matrix_that_is_looked_up_and_multiplied_is_refused() -> None:
+    """The tool would let one of the two read what was packed for the other."""
     proto = to_proto(tiny_graph())
     proto.graph.node.append(onnx.helper.make_node("Gather", ["up", "input_ids"], ["looked_up"], "look_up"))
-    graph = stored(proto)
-    with pytest.raises(QuantizationError, match="failed on the graph") as raised:
-        quantize_weight_only(graph, bits=4, embeddings=True)
-    assert raised.value.found == "two different initializers are named up_Q4"
-    assert quantize_weight_only(graph, bits=4, embeddings=True, keep=["look_up"]).tensors
-
-
-def test_two_different_tensors_of_one_name_are_never_merged() -> None:
-    one, other = (numpy_helper.from_array(np.full(4, value, np.float32), "w") for value in (1, 2))
-    proto = onnx.ModelProto(graph=onnx.GraphProto(initializer=[one, one]))
-    assert len(_merged(proto).graph.initializer) == 1
-    with pytest.raises(ValueError, match="two different"):
-        _merged(onnx.ModelProto(graph=onnx.GraphProto(initializer=[one, other])))
+    with pytest.raises(QuantizationError, match="both multiplied and looked up") as raised:
+        quantize_weight_only(stored(proto), bits=4, embeddings=True)
+    assert raised.value.where == "up"
+    assert "look_up" in str(raised.value.hint)
