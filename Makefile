@@ -65,6 +65,9 @@ $(BUNDLE): $(VENV)/.tests
 bench: $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/package.py
 	PYTHONPATH=. $(BIN)/python bench/parity.py
+	PYTHONPATH=. $(BIN)/python bench/int8.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/optimize.py
+	PYTHONPATH=. $(BIN)/python bench/sentiment.py
 	PYTHONPATH=. $(BIN)/python bench/cold_start.py $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/serving.py $(BUNDLE)
 
