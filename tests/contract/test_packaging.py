@@ -134,7 +134,8 @@ class TestWheel:
         names = set(zipfile.ZipFile(wheel).namelist())
         assert {f"edgeonnx_ext/{kernel}.pyi" for kernel in KERNELS} <= names
         assert {f"{package}/py.typed" for package in PACKAGES} <= names
-        assert {"edgeonnx_ext/bert_unicode.bin", "edgeonnx/data/texts.jsonl"} <= names
+        data = ("edgeonnx/data/texts.jsonl", "edgeonnx/data/calibration.jsonl", "edgeonnx/report/report.html.j2")
+        assert {"edgeonnx_ext/bert_unicode.bin", *data} <= names
 
     def test_every_module_of_the_tree_is_in_it(self, wheel: Path) -> None:
         names = set(zipfile.ZipFile(wheel).namelist())
