@@ -7,9 +7,9 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
+from edgeonnx.cli import tables
 from edgeonnx.cli.output import stdout
 from edgeonnx.errors import printable
 from edgeonnx.report import figures, words
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+    from rich.table import Table
 
     from edgeonnx.report.content import Report
     from edgeonnx.report.figures import VariantRow
@@ -43,7 +44,7 @@ def draw(report: Report, console: Console | None = None) -> None:
             sys.stdout.reconfigure(errors="backslashreplace")
         console = stdout()
     rows = figures.variant_rows(report)
-    console.print(_facts(_head(report)))
+    console.print(tables.facts(_head(report)))
     console.print()
     for row in rows:
         console.print(_verdict(row))
@@ -58,7 +59,7 @@ def draw(report: Report, console: Console | None = None) -> None:
 
 def written(file: Path) -> None:
     """Say where the page is."""
-    stdout().print(_facts([("page", str(file))]))
+    stdout().print(tables.facts([("page", str(file))]))
 
 
 def _head(report: Report) -> list[tuple[str, str]]:
@@ -79,10 +80,12 @@ def _variants(console: Console, report: Report, rows: tuple[VariantRow, ...]) ->
     """Two tables, so that neither needs more than 80 columns."""
     metric = figures.main_metric(report)
     _title(console, "Variants")
-    table = _table("variant", "precision", "on", f">{words.name_of(metric or 'fidelity')}", ">invariance", ">tensors")
+    table = tables.table(
+        "variant", "precision", "on", f">{words.name_of(metric or 'fidelity')}", ">invariance", ">tensors"
+    )
     for row in rows:
         found = row.evidence
-        _row(
+        tables.row(
             table,
             row.variant.name,
             row.variant.precision,
@@ -98,15 +101,17 @@ def _variants(console: Console, report: Report, rows: tuple[VariantRow, ...]) ->
     else:
         console.print("No speed of a variant was recorded.")
     console.print()
-    console.print(_facts([(f"{row.variant.name} needs", words.requirements(row.variant.requirements)) for row in rows]))
+    console.print(
+        tables.facts([(f"{row.variant.name} needs", words.requirements(row.variant.requirements)) for row in rows])
+    )
 
 
 def _speeds(rows: tuple[VariantRow, ...]) -> Table:
-    table = _table("variant", ">threads", ">texts/s", ">tokens/s", ">median ms", ">95 % ms", ">to fp32")
+    table = tables.table("variant", ">threads", ">texts/s", ">tokens/s", ">median ms", ">95 % ms", ">to fp32")
     for row in rows:
         timing = row.timing
         if timing is not None:
-            _row(
+            tables.row(
                 table,
                 row.variant.name,
                 str(timing.threads),
@@ -127,9 +132,9 @@ def _pareto(console: Console, report: Report) -> None:
         console.print(f"There is no picture: no {missing} of a variant is known.")
         return
     fastest = max(point.x for point in points)
-    table = _table("build", ">texts/s", "", f">{words.name_of(metric or '')}", "front")
+    table = tables.table("build", ">texts/s", "", f">{words.name_of(metric or '')}", "front")
     for point in points:
-        _row(
+        tables.row(
             table,
             point.name,
             words.rate(point.x),
@@ -147,15 +152,15 @@ def _detail(console: Console, report: Report, row: VariantRow, found: VariantEvi
     name = row.variant.name
     _title(console, f"{name}: {found.texts:,} texts, computed by {found.measured_on}")
     if found.gate.judged:
-        table = _table("gate", "asked for", ">measured", "verdict")
+        table = tables.table("gate", "asked for", ">measured", "verdict")
         for threshold, measured in found.gate.judged:
             verdict = "kept" if threshold.passes(measured) else "NOT KEPT"
-            _row(table, words.name_of(threshold.metric), words.bound(threshold), words.figure(measured), verdict)
+            tables.row(table, words.name_of(threshold.metric), words.bound(threshold), words.figure(measured), verdict)
         console.print(table)
         console.print()
     figures_found = {**found.fidelity, **found.invariance}
     if figures_found:
-        console.print(_facts([(words.name_of(key), words.figure(value)) for key, value in figures_found.items()]))
+        console.print(tables.facts([(words.name_of(key), words.figure(value)) for key, value in figures_found.items()]))
     _worst(console, found)
     _sensitivity(console, found)
     _search(console, report, found)
@@ -165,10 +170,10 @@ def _detail(console: Console, report: Report, row: VariantRow, found: VariantEvi
 def _worst(console: Console, found: VariantEvidence) -> None:
     if found.worst:
         console.print()
-        table = _table(">score", ">tokens", "worst texts")
+        table = tables.table(">score", ">tokens", "worst texts")
         for item in found.worst:
             text = item.text if len(item.text) <= MAX_TEXT else f"{item.text[:MAX_TEXT]}…"
-            _row(table, words.figure(item.score), str(item.tokens), text)
+            tables.row(table, words.figure(item.score), str(item.tokens), text)
         console.print(table)
 
 
@@ -178,10 +183,10 @@ def _sensitivity(console: Console, found: VariantEvidence) -> None:
     console.print()
     costs = [item.cost for item in found.sensitivity if math.isfinite(item.cost)]
     longest = max(costs, default=0.0)
-    table = _table("group of nodes, quantized alone", ">cost", "")
+    table = tables.table("group of nodes, quantized alone", ">cost", "")
     for item in found.sensitivity:
         kept = " kept" if item.node in found.kept else ""
-        _row(table, item.node, words.figure(item.cost), _bar(item.cost, longest, console) + kept)
+        tables.row(table, item.node, words.figure(item.cost), _bar(item.cost, longest, console) + kept)
     console.print(table)
     if found.kept:
         console.print(f"{found.quantized} groups in low precision; those marked kept stay in higher precision")
@@ -193,10 +198,10 @@ def _search(console: Console, report: Report, found: VariantEvidence) -> None:
     metric = figures.main_metric(report)
     graphs = {} if report.timings is None else report.timings.graphs
     console.print()
-    table = _table("candidate", ">kept", f">{words.name_of(metric or 'fidelity')}", ">texts/s", "gate")
+    table = tables.table("candidate", ">kept", f">{words.name_of(metric or 'fidelity')}", ">texts/s", "gate")
     for item in found.search:
         timing = graphs.get(item.name)
-        _row(
+        tables.row(
             table,
             item.name,
             str(item.kept),
@@ -212,13 +217,13 @@ def _operators(console: Console, found: VariantEvidence) -> None:
     if not rows:
         return
     console.print()
-    table = _table("operator", ">written", ">loaded", "change")
+    table = tables.table("operator", ">written", ">loaded", "change")
     for row in rows:
         if found.loaded:
             change = "" if row.change == "as written" else row.change
-            _row(table, row.name, str(row.written), str(row.loaded), change)
+            tables.row(table, row.name, str(row.written), str(row.loaded), change)
         else:
-            _row(table, row.name, str(row.written), words.NONE, "")
+            tables.row(table, row.name, str(row.written), words.NONE, "")
     console.print(table)
 
 
@@ -228,14 +233,14 @@ def _sizes(console: Console, report: Report) -> None:
     if found is None:
         console.print("The files of the bundle are not known to this report.")
         return
-    table = _table("variant", ">graph", ">tensors", ">of these shared")
+    table = tables.table("variant", ">graph", ">tensors", ">of these shared")
     for item in found.variants:
-        _row(table, item.name, words.size(item.graph), words.size(item.tensors), words.size(item.shared))
+        tables.row(table, item.name, words.size(item.graph), words.size(item.tensors), words.size(item.shared))
     console.print(table)
     console.print()
-    table = _table("files", ">number", ">size")
+    table = tables.table("files", ">number", ">size")
     for name, (count, total) in {**found.parts, "all": (found.files, found.total)}.items():
-        _row(table, name, f"{count:,}", words.size(total))
+        tables.row(table, name, f"{count:,}", words.size(total))
     console.print(table)
     if found.distinct < found.total:
         console.print(f"stored by digest, each content once: {words.size(found.distinct)}")
@@ -256,7 +261,7 @@ def _conditions(console: Console, report: Report) -> None:
     ]
     for title, facts, otherwise in parts:
         _title(console, title)
-        console.print(_facts(facts) if facts else otherwise)
+        console.print(tables.facts(facts) if facts else otherwise)
 
 
 def _source_files(report: Report) -> list[tuple[str, str]]:
@@ -285,24 +290,3 @@ def _bar(value: float, longest: float, console: Console) -> str:
 def _title(console: Console, text: str) -> None:
     console.print()
     console.print(Text(printable(text), style="bold"))
-
-
-def _facts(rows: list[tuple[str, str]]) -> Text:
-    """One line for each fact: what, and its value. Never folded when piped."""
-    width = max(len(printable(key)) for key, _ in rows)
-    return Text("\n").join(
-        Text.assemble((f"{printable(key):<{width}}  ", "dim"), printable(value)) for key, value in rows
-    )
-
-
-def _row(table: Table, *cells: str) -> None:
-    """One row; the cells are text as it is, not markup."""
-    table.add_row(*(Text(printable(cell)) for cell in cells))
-
-
-def _table(*columns: str) -> Table:
-    """A table without frames. A `>` before a column's name sets it to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column.removeprefix(">"), overflow="fold", justify="right" if column[:1] == ">" else "left")
-    return table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
+from edgeonnx.cli import tables
 from edgeonnx.cli.output import megabytes, stdout
 from edgeonnx.errors import printable
 from edgeonnx.pipeline.recipe import STAGES
@@ -23,6 +23,8 @@ SHOWN_METRICS = (
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from edgeonnx.bundle import Bundle
     from edgeonnx.pipeline.inspect import Inspection
     from edgeonnx.pipeline.plan import PackagePlan
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 def plan(planned: PackagePlan) -> None:
     """The plan of `package --dry-run`."""
     console = stdout()
-    console.print(_facts(planned.facts()))
-    table = _table("stage", "what it does")
+    console.print(tables.facts(planned.facts().items()))
+    table = tables.table("stage", "what it does")
     for name, about in STAGES:
         table.add_row(name, about)
     console.print(table)
@@ -55,7 +57,7 @@ def packaged(result: PackageResult) -> None:
         "time": f"{sum(result.seconds.values()):.1f} s",
     }
     console = stdout()
-    console.print(_facts(rows))
+    console.print(tables.facts(rows.items()))
     console.print(Text.assemble("serve it: ", (f"edgeonnx-agent serve --bundle {result.path}", "bold")))
 
 
@@ -90,7 +92,7 @@ def verified(report: VerifyReport) -> None:
         )
     rows.update({name: f"not replayed: {reason}" for name, reason in report.skipped})
     console = stdout()
-    console.print(_facts(rows))
+    console.print(tables.facts(rows.items()))
     console.print(Text("the bundle is good on this machine", style="green"))
 
 
@@ -98,7 +100,7 @@ def inspection(found: Inspection) -> None:
     """The result of `inspect`."""
     console = stdout()
     if found.bundle is not None and found.evidence is not None:
-        console.print(_facts(_bundle_rows(found.bundle, found.evidence)))
+        console.print(tables.facts(_bundle_rows(found.bundle, found.evidence).items()))
         console.print(_variants(found.bundle))
     for name, facts in found.graphs.items():
         _graph(name, facts)
@@ -130,11 +132,11 @@ def _parity(evidence: Evidence) -> str:
 
 
 def _variants(bundle: Bundle) -> Table:
-    table = _table("variant", "precision", "provider", "memory at least")
+    table = tables.table("variant", "precision", "provider", "memory at least")
     for component in bundle.manifest.components.values():
         for variant in component.variants:
             needs = variant.requirements
-            _row(
+            tables.row(
                 table,
                 f"{component.name}/{variant.name}",
                 variant.precision,
@@ -147,54 +149,32 @@ def _variants(bundle: Bundle) -> Table:
 def _graph(name: str, facts: GraphFacts) -> None:
     console = stdout()
     console.print(Text(printable(name), style="bold"))
-    table = _table("tensor", "type", "shape")
+    table = tables.table("tensor", "type", "shape")
     for side, ports in (("in ", facts.inputs), ("out", facts.outputs)):
         for port, dtype, shape in ports:
-            _row(table, f"{side} {port}", dtype, shape)
+            tables.row(table, f"{side} {port}", dtype, shape)
     console.print(table)
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts.opsets.items())
     console.print(
-        _facts(
+        tables.facts(
             {
                 "opsets": opsets,
                 "ir version": str(facts.ir_version),
                 "producer": facts.producer or "not stated",
                 "parameters": f"{facts.parameters:,} in {megabytes(facts.weight_bytes)}",
                 "external files": str(facts.external_files),
-            }
+            }.items()
         )
     )
-    table = _table("operator", "domain", "count")
+    table = tables.table("operator", "domain", ">count")
     for (domain, operator), count in facts.operators.items():
-        _row(table, operator, domain, str(count))
+        tables.row(table, operator, domain, str(count))
     console.print(table)
-    table = _table("weights", "tensors", "elements", "size")
+    table = tables.table("weights", ">tensors", ">elements", ">size")
     for dtype, (count, elements, size) in facts.weights.items():
-        _row(table, dtype, str(count), f"{elements:,}", megabytes(size))
+        tables.row(table, dtype, str(count), f"{elements:,}", megabytes(size))
     console.print(table)
-    table = _table("largest tensors", "type", "shape", "size")
+    table = tables.table("largest tensors", "type", "shape", ">size")
     for item in facts.largest:
-        _row(table, item.name, item.dtype, str(list(item.shape)), megabytes(item.size))
+        tables.row(table, item.name, item.dtype, str(list(item.shape)), megabytes(item.size))
     console.print(table)
-
-
-def _facts(rows: dict[str, str]) -> Text:
-    """One line for each fact: what, and its value. Never folded when piped."""
-    width = max(len(key) for key in rows)
-    lines = [Text.assemble((f"{printable(key):<{width}}  ", "dim"), printable(value)) for key, value in rows.items()]
-    return Text("\n").join(lines)
-
-
-def _row(table: Table, *cells: str) -> None:
-    """One row; the cells are text as it is, not markup."""
-    table.add_row(*(Text(printable(cell)) for cell in cells))
-
-
-def _table(*columns: str) -> Table:
-    """A table without frames: readable on a terminal, and when piped."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(
-            column, overflow="fold", justify="right" if column in ("count", "tensors", "elements", "size") else "left"
-        )
-    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edgeonnx.evaluate.answers import answer_rows, plan_batches
@@ -92,7 +93,7 @@ class Yardstick:
         fidelity = measure_fidelity(plan.task, short, answer_rows(run, short), activation=plan.activation)
         return 1 - sum(fidelity.scores) / len(fidelity.scores)
 
-    @property
+    @cached_property
     def short(self) -> Reference:
         """A few of the texts, short ones: enough to rank groups of nodes by what they cost."""
         lengths = self.reference.lengths

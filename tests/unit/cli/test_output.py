@@ -9,9 +9,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from edgeonnx.cli import output
+from edgeonnx.cli import output, tables
 from edgeonnx.cli.output import Stages, megabytes, print_error, print_json
-from edgeonnx.cli.show import _facts, _row, _table
 from edgeonnx.errors import ManifestError, printable
 from tests.support.cli import ESCAPE
 
@@ -79,8 +78,8 @@ def test_json_survives_any_text_on_any_terminal(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_piped_table_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    table = _table("name", "type")
-    _row(table, "n" * 300, "t" * 300)
+    table = tables.table("name", "type")
+    tables.row(table, "n" * 300, "t" * 300)
     output.stdout().print(table)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
@@ -88,10 +87,10 @@ def test_a_piped_table_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_cells_and_facts_are_text_and_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    table = _table("name")
-    _row(table, f"[bold]{HOSTILE}")
+    table = tables.table("name")
+    tables.row(table, f"[bold]{HOSTILE}")
     output.stdout().print(table)
-    output.stdout().print(_facts({"labels": f"[bold]{HOSTILE}"}))
+    output.stdout().print(tables.facts({"labels": f"[bold]{HOSTILE}"}.items()))
     out = capsys.readouterr().out
     assert ESCAPE not in out
     assert out.count("[bold]a\\x1b") == 2
