@@ -55,7 +55,7 @@ class TextProcessing:
 
     Attributes:
         tokenizer: Asset reference of the `tokenizer.json`.
-        backend: `wordpiece` (the compiled path, proven equal when the bundle was built) or `tokenizers`.
+        backend: `wordpiece` or `bpe` (a compiled path, proven equal when the bundle was built) or `tokenizers`.
         max_length: Longest row in tokens, special tokens included; longer texts are cut off at the end.
         pad_id: Token id that fills a row up.
         pad_type_id: Token type id that fills a row up.
@@ -69,7 +69,7 @@ class TextProcessing:
     pad_type_id: int = 0
     prefix: str = ""
 
-    BACKENDS = ("wordpiece", "tokenizers")
+    BACKENDS = ("wordpiece", "bpe", "tokenizers")
 
     @classmethod
     def from_dict(cls, node: Node) -> TextProcessing:

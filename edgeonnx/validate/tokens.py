@@ -21,7 +21,7 @@ class TextPath:
     """The text path that a bundle uses, and why.
 
     Attributes:
-        backend: `wordpiece` or `tokenizers`.
+        backend: `wordpiece`, `bpe` or `tokenizers`.
         reason: Why it is not the compiled path, or None.
         texts: Number of texts that were compared.
     """
@@ -62,7 +62,7 @@ def choose_text_path(
         ParityError: No path gives the same tensors.
     """
     reason: str | None = None
-    for backend in ("wordpiece", "tokenizers"):
+    for backend in ("auto", "tokenizers"):
         try:
             encoder = open_text_encoder(
                 document,
@@ -72,12 +72,13 @@ def choose_text_path(
                 prefix=prefix,
                 backend=backend,
             )
-        except ValueError as error:  # a tokenizer that this path does not know
+        except ValueError as error:  # a broken document
             reason = str(error)
             continue
         difference = _first_difference(encoder, texts, pairs, expected)
         if difference is None:
-            return TextPath(backend=backend, reason=reason, texts=len(texts))
+            kernel = encoder.backend.partition("-")[0]  # the bundle does not care whether it is compiled
+            return TextPath(backend=kernel, reason=reason or encoder.reason, texts=len(texts))
         reason = difference
     raise ParityError(
         "no text path gives the ids of the source's tokenizer", found=reason, hint="report it with the tokenizer.json"

@@ -8,16 +8,25 @@
 # U+1D165) or that the library's tables do not know as such. A stable sort restricted to the marks that stay equals the
 # restriction of the whole sort, so it is enough to hold those back until the next starter, removed starters included
 # (BOUNDARY), and to sort them then.
+#
+# Spans need more: Hugging Face's NormalizedString gives the characters of a sorted run the places of the run's original
+# characters in order, whichever of them came from where (tokenizer/normalizer.rs, transform_range; a further character
+# of a decomposition shares the place of the one before). So with spans every mark is held back, removed ones included.
 
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
-from libc.stdlib cimport free, realloc
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
 from libc.string cimport memset
 
-from edgeonnx_ext._trie cimport NO_TOKEN, Trie, trie_step
+from edgeonnx_ext._added cimport AddedTokens
+from edgeonnx_ext._arrays cimport Chars, Ids, push_char, push_id, push_span, reserve_chars
+from edgeonnx_ext._cache cimport WordCache
+from edgeonnx_ext._trie cimport NO_TOKEN, Edge, Trie, trie_edge
+from edgeonnx_ext._words cimport WordTable
 
 
 cdef enum:
     NOWHERE = 0xFFFFFFFF  # a trie node that has no edges
+    ADDED = 0xFFFFFFFF  # in place of a position: a further character of a decomposition
 
 
 # Flags of a character record; edgeonnx_ext/_unicode.py documents them.
@@ -55,18 +64,6 @@ cdef struct Action:
     uint32_t char  # what it becomes; 0: itself
 
 
-cdef struct Ids:
-    int32_t* items
-    size_t count
-    size_t room
-
-
-cdef struct Chars:
-    uint32_t* items
-    size_t count
-    size_t room
-
-
 # Read-only while texts are tokenized: several threads may share it.
 cdef struct Rules:
     const uint16_t* stage1
@@ -79,106 +76,108 @@ cdef struct Rules:
     bint handle_chinese_chars
     bint strip_accents
     bint lowercase
-    Trie* vocab
+    Trie vocab
     uint32_t continuing  # node from which tokens continue a word
-    Trie* added
+    AddedTokens added
     int32_t unk_id
     size_t max_word_chars
+    WordTable words
+    uint64_t lower_bits  # see lower_ascii
+    uint8_t[256] part_class  # of a Latin-1 character: whether it may stand within a word; see _parts.pxd
+    uint8_t[256] is_space
+    int32_t[256] alone_id  # of a Latin-1 character: its token if it is a word of its own, or NO_TOKEN
 
 
-# Belongs to one call.
+# Belongs to one call at a time.
 cdef struct Work:
-    Ids ids
+    Ids* ids  # the caller's
+    Ids* spans  # the caller's, or NULL
     Chars word
+    Chars positions  # with spans: where in the text each character of the word comes from
     size_t word_length  # the word holds no more than max_word_chars, this counts on
-    Chars marks  # kept nonstarters that wait for the next starter
+    uint32_t word_start  # position of the word's first character
+    uint32_t word_last  # and of its last one
+    uint32_t position  # of the character that is on its way
+    Chars marks  # nonstarters that wait for the next starter: pairs of a character and its position, or ADDED
     Chars sorted_marks
+    WordCache cache
     bint out_of_memory
 
 
-# --- growing arrays ---------------------------------------------------------------------------------------------------
-
-cdef inline bint push_id(Ids* ids, int32_t item) noexcept nogil:
-    cdef int32_t* grown
-    cdef size_t room
-    if ids.count == ids.room:
-        room = 2 * ids.room if ids.room else 256
-        grown = <int32_t*> realloc(ids.items, room * sizeof(int32_t))
-        if grown == NULL:
-            return False
-        ids.items = grown
-        ids.room = room
-    ids.items[ids.count] = item
-    ids.count += 1
-    return True
-
-
-cdef inline bint push_char(Chars* chars, uint32_t item) noexcept nogil:
-    cdef uint32_t* grown
-    cdef size_t room
-    if chars.count == chars.room:
-        room = 2 * chars.room if chars.room else 128
-        grown = <uint32_t*> realloc(chars.items, room * sizeof(uint32_t))
-        if grown == NULL:
-            return False
-        chars.items = grown
-        chars.room = room
-    chars.items[chars.count] = item
-    chars.count += 1
-    return True
-
-
-cdef inline void free_work(Work* work) noexcept nogil:
-    free(work.ids.items)
+cdef inline void free_arrays(Work* work) noexcept nogil:
     free(work.word.items)
+    free(work.positions.items)
     free(work.marks.items)
     free(work.sorted_marks.items)
 
 
 # --- words to ids -----------------------------------------------------------------------------------------------------
 
-cdef inline void emit_id(Work* work, int32_t token_id) noexcept nogil:
-    if not push_id(&work.ids, token_id):
+cdef inline void emit(Work* work, int32_t token_id, uint32_t start, uint32_t last) noexcept nogil:
+    """Append a token and, if spans are wanted, the positions of its first and behind its last character."""
+    if not push_id(work.ids, token_id):
         work.out_of_memory = True
+    elif work.spans != NULL and not push_span(work.spans, <int32_t> start, <int32_t> (last + 1)):
+        work.out_of_memory = True
+
+
+cdef inline void emit_part(Work* work, int32_t token_id, size_t start, size_t end) noexcept nogil:
+    """Append the token of the characters [start, end) of the word."""
+    if work.spans == NULL:
+        emit(work, token_id, 0, 0)
+    else:
+        emit(work, token_id, work.positions.items[start], work.positions.items[end - 1])
 
 
 cdef inline void match_word(const Rules* rules, Work* work) noexcept nogil:
     """Append the word's tokens: from its start always the longest that fits, or the unknown token for all of it."""
     cdef size_t before = work.ids.count, start = 0, position, end
+    cdef size_t spans_before = work.spans.count if work.spans != NULL else 0
     cdef uint32_t node = 0
+    cdef const Edge* edge
     cdef int32_t best
     while start < work.word.count:
         best = NO_TOKEN
         end = position = start
         while position < work.word.count:
-            node = trie_step(rules.vocab, node, work.word.items[position])
+            edge = trie_edge(&rules.vocab, node, work.word.items[position])
+            node = edge.child
             if node == 0:
                 break
             position += 1
-            if rules.vocab.token_at[node] != NO_TOKEN:
-                best = rules.vocab.token_at[node]
+            if edge.token_id != NO_TOKEN:
+                best = edge.token_id
                 end = position
         if best == NO_TOKEN:
             work.ids.count = before
-            emit_id(work, rules.unk_id)
+            if work.spans != NULL:
+                work.spans.count = spans_before
+            emit(work, rules.unk_id, work.word_start, work.word_last)
             return
-        emit_id(work, best)
+        emit_part(work, best, start, end)
         start = end
         node = rules.continuing
 
 
 cdef inline void end_word(const Rules* rules, Work* work) noexcept nogil:
     if work.word_length > rules.max_word_chars:
-        emit_id(work, rules.unk_id)
+        emit(work, rules.unk_id, work.word_start, work.word_last)
     elif work.word_length:
         match_word(rules, work)
     work.word_length = 0
     work.word.count = 0
+    work.positions.count = 0
 
 
 cdef inline void add_letter(const Rules* rules, Work* work, uint32_t char) noexcept nogil:
-    if work.word_length < rules.max_word_chars and not push_char(&work.word, char):
-        work.out_of_memory = True
+    if work.word_length == 0:
+        work.word_start = work.position
+    work.word_last = work.position
+    if work.word_length < rules.max_word_chars:
+        if not push_char(&work.word, char):
+            work.out_of_memory = True
+        elif work.spans != NULL and not push_char(&work.positions, work.position):
+            work.out_of_memory = True
     work.word_length += 1
 
 
@@ -221,28 +220,48 @@ cdef inline void add_ordered(const Rules* rules, Work* work, uint32_t char) noex
         add_final(rules, work, rules.pool[record.lower_start + index])
 
 
-cdef inline void flush_marks(const Rules* rules, Work* work) noexcept nogil:
-    """Emit the marks that waited, sorted by class, stably: a counting sort, as a text may be all marks."""
+cdef inline bint sort_marks(const Rules* rules, Work* work) noexcept nogil:
+    """Sort the marks that waited by class, stably: a counting sort, as a text may be all marks. False: no memory."""
     cdef size_t[256] starts  # a combining class is a byte
-    cdef size_t index, count = work.marks.count, before = 0, here
+    cdef size_t index, place, before = 0, here, count = work.marks.count
     cdef uint8_t combining
     memset(starts, 0, sizeof(starts))
-    work.marks.count = work.sorted_marks.count = 0
-    for index in range(count):
-        starts[record_of(rules, work.marks.items[index]).combining] += 1
-        if not push_char(&work.sorted_marks, 0):
-            work.out_of_memory = True
-            return
+    work.sorted_marks.count = 0
+    if not reserve_chars(&work.sorted_marks, count):
+        return False
+    for index in range(0, count, 2):
+        starts[record_of(rules, work.marks.items[index]).combining] += 2
     for index in range(<size_t> 256):
         here = starts[index]
         starts[index] = before
         before += here
-    for index in range(count):
+    for index in range(0, count, 2):
         combining = record_of(rules, work.marks.items[index]).combining
-        work.sorted_marks.items[starts[combining]] = work.marks.items[index]
-        starts[combining] += 1
-    for index in range(count):
-        add_ordered(rules, work, work.sorted_marks.items[index])
+        place = starts[combining]
+        work.sorted_marks.items[place] = work.marks.items[index]
+        work.sorted_marks.items[place + 1] = work.marks.items[index + 1]
+        starts[combining] += 2
+    return True
+
+
+cdef inline void flush_marks(const Rules* rules, Work* work) noexcept nogil:
+    """Emit the marks that waited, in canonical order, each from the next position of the run."""
+    cdef size_t index, source = 0
+    cdef uint32_t char
+    if not sort_marks(rules, work):
+        work.out_of_memory = True
+        work.marks.count = 0
+        return
+    for index in range(0, work.marks.count, 2):
+        char = work.sorted_marks.items[index]
+        if work.sorted_marks.items[index + 1] != ADDED:
+            while work.marks.items[source + 1] == ADDED:
+                source += 2
+            work.position = work.marks.items[source + 1]
+            source += 2
+        if not record_of(rules, char).flags & NONSPACING:
+            add_ordered(rules, work, char)
+    work.marks.count = 0
 
 
 cdef inline void flush(const Rules* rules, Work* work) noexcept nogil:
@@ -250,29 +269,34 @@ cdef inline void flush(const Rules* rules, Work* work) noexcept nogil:
         flush_marks(rules, work)
 
 
-cdef inline void add_decomposed(const Rules* rules, Work* work, uint32_t char) noexcept nogil:
-    """Order one code point of the decomposition, or remove it."""
+cdef inline void add_decomposed(const Rules* rules, Work* work, uint32_t char, uint32_t position) noexcept nogil:
+    """Order one code point of the decomposition, or remove it; `position` is ADDED for all but the first."""
     cdef const Record* record = record_of(rules, char)
     cdef bint removed = (record.flags & NONSPACING) != 0
     if record.combining:
-        if not removed and not push_char(&work.marks, char):
+        if removed and work.spans == NULL:
+            return
+        if not (push_char(&work.marks, char) and push_char(&work.marks, position)):
             work.out_of_memory = True
+            work.marks.count = 0
         return
     flush(rules, work)
+    if position != ADDED:
+        work.position = position
     if not removed:
         add_ordered(rules, work, char)
 
 
-cdef inline void add_hangul(const Rules* rules, Work* work, uint32_t char) noexcept nogil:
+cdef inline void add_hangul(const Rules* rules, Work* work, uint32_t char, uint32_t position) noexcept nogil:
     """Decompose a Hangul syllable into jamo (The Unicode Standard, section 3.12); jamo are starters."""
     cdef uint32_t index = char - 0xAC00
-    add_decomposed(rules, work, 0x1100 + index // 588)
-    add_decomposed(rules, work, 0x1161 + (index % 588) // 28)
+    add_decomposed(rules, work, 0x1100 + index // 588, position)
+    add_decomposed(rules, work, 0x1161 + (index % 588) // 28, <uint32_t> ADDED)
     if index % 28:
-        add_decomposed(rules, work, 0x11A7 + index % 28)
+        add_decomposed(rules, work, 0x11A7 + index % 28, <uint32_t> ADDED)
 
 
-cdef inline void add_intricate(const Rules* rules, Work* work, uint32_t char) noexcept nogil:
+cdef inline void add_intricate(const Rules* rules, Work* work, uint32_t char, uint32_t position) noexcept nogil:
     """Take every step for a code point that clean_text neither removes nor changes."""
     cdef const Record* record = record_of(rules, char)
     cdef bint apart = rules.handle_chinese_chars and (record.flags & CJK) != 0
@@ -281,35 +305,46 @@ cdef inline void add_intricate(const Rules* rules, Work* work, uint32_t char) no
         flush(rules, work)
         end_word(rules, work)
     if not rules.strip_accents:
+        work.position = position
         add_ordered(rules, work, char)
     elif record.flags & HANGUL:
-        add_hangul(rules, work, char)
+        add_hangul(rules, work, char, position)
     elif record.nfd_length == 0:
-        add_decomposed(rules, work, char)
+        add_decomposed(rules, work, char, position)
     else:
         for index in range(record.nfd_length):
-            add_decomposed(rules, work, rules.pool[record.nfd_start + index])
+            add_decomposed(
+                rules, work, rules.pool[record.nfd_start + index], <uint32_t> ADDED if index else position
+            )
     if apart:
         flush(rules, work)
         end_word(rules, work)
 
 
-cdef inline void add_char(const Rules* rules, Work* work, uint32_t char) noexcept nogil:
+cdef inline bint moves_spans(const Rules* rules, uint32_t char) noexcept nogil:
+    """Whether the positions of a run of marks depend on `char`, though its ids do not."""
+    cdef const Record* record = record_of(rules, char)
+    if not rules.strip_accents or (rules.clean_text and record.flags & (CLEAN_DROP | CLEAN_SPACE)):
+        return False
+    return record.nfd_length != 0 or record.combining != 0
+
+
+cdef inline void add_char(const Rules* rules, Work* work, uint32_t char, uint32_t position) noexcept nogil:
     cdef const Action* action = &rules.actions[record_index(rules, char)]
     cdef uint32_t becomes = action.char if action.char else char
+    if action.kind == INTRICATE or (work.spans != NULL and moves_spans(rules, char)):
+        add_intricate(rules, work, char, position)
+        return
+    if action.kind == SKIP:
+        return
+    flush(rules, work)
+    work.position = position
     if action.kind == LETTER:
-        flush(rules, work)
         add_letter(rules, work, becomes)
     elif action.kind == SPACE:
-        flush(rules, work)
         end_word(rules, work)
     elif action.kind == ALONE:
-        flush(rules, work)
         add_alone(rules, work, becomes)
-    elif action.kind == BOUNDARY:
-        flush(rules, work)
-    elif action.kind == INTRICATE:
-        add_intricate(rules, work, char)
 
 
 cdef inline Action simple_action(const Rules* rules, uint32_t char, bint itself) noexcept nogil:

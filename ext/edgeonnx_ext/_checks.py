@@ -137,39 +137,3 @@ def apart(**buffers: Any) -> None:
         for other in names[index + 1 :]:
             if np.may_share_memory(buffers[name], buffers[other]):
                 raise ValueError(f"{name} and {other}: expected buffers apart, found that they share memory")
-
-
-def mean_buffers(hidden: Any, mask: Any, out: Any) -> None:
-    """Check the arguments of `masked_mean_into`.
-
-    Raises:
-        TypeError: As array.
-        ValueError: As array; or shapes that do not fit together, overlapping buffers, or a mask of other values.
-    """
-    array("hidden", hidden, np.float32, 3)
-    array("mask", mask, np.int64, 2)
-    array("out", out, np.float32, 2, writable=True)
-    rows, tokens, dim = hidden.shape
-    if mask.shape != (rows, tokens):
-        raise ValueError(f"mask: expected shape {(rows, tokens)} for hidden of {hidden.shape}, found {mask.shape}")
-    if out.shape != (rows, dim):
-        raise ValueError(f"out: expected shape {(rows, dim)} for hidden of {hidden.shape}, found {out.shape}")
-    apart(out=out, hidden=hidden)
-    apart(out=out, mask=mask)
-    if mask.size and not 0 <= int(mask.min()) <= int(mask.max()) <= 1:
-        raise ValueError(f"mask: expected 0 and 1 only, found values from {mask.min()} to {mask.max()}")
-
-
-def normalize_buffers(x: Any, out: Any) -> None:
-    """Check the arguments of `l2_normalize_into`; `out` may be `x` itself.
-
-    Raises:
-        TypeError: As array.
-        ValueError: As array; or another shape, or a partial overlap.
-    """
-    array("x", x, np.float32, 2)
-    array("out", out, np.float32, 2, writable=True)
-    if out.shape != x.shape:
-        raise ValueError(f"out: expected the shape of x {x.shape}, found {out.shape}")
-    if out.__array_interface__["data"][0] != x.__array_interface__["data"][0]:
-        apart(out=out, x=x)

@@ -112,7 +112,7 @@ def refuse_unknown_keys(parent: Object, known: AbstractSet[str], path: str) -> N
 def expect_type(section: Object, what: str, path: str, known: AbstractSet[str]) -> None:
     """Raise UnknownTokenizerError if `section`'s type is not `known`."""
     found = section.get("type")
-    if found not in known:
+    if not isinstance(found, str) or found not in known:
         raise UnknownTokenizerError(f"{what} type {found!r} at {path}")
 
 

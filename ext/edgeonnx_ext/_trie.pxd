@@ -1,9 +1,9 @@
 # A trie over code points: all its edges in one open-addressing hash table, one cache line for most steps.
 #
-# Node 0 is the root. No edge leads back to it, so trie_step returns 0 for "no such edge".
+# Node 0 is the root. No edge leads back to it, so the edge of a step that does not exist has child 0.
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 
 
 cdef enum:
@@ -13,15 +13,13 @@ cdef enum:
 cdef struct Edge:
     uint64_t key  # node and code point, plus 1; 0 marks a free place
     uint32_t child
+    int32_t token_id  # of the token that ends at `child`, or NO_TOKEN
 
 
 cdef struct Trie:
     Edge* edges
-    uint64_t places  # a power of two, at least twice the number of edges
-    uint64_t edge_count
-    int32_t* token_at  # for each node: the token that ends there, or NO_TOKEN
-    uint32_t node_count
-    uint32_t node_room
+    uint64_t places  # a power of two; a quarter of them, or more, are free
+    uint64_t edge_count  # each edge leads to a node of its own
 
 
 cdef inline uint64_t trie_key(uint32_t node, uint32_t char) noexcept nogil:
@@ -37,43 +35,22 @@ cdef inline uint64_t trie_place(const Trie* trie, uint64_t key) noexcept nogil:
     return place
 
 
-cdef inline uint32_t trie_step(const Trie* trie, uint32_t node, uint32_t char) noexcept nogil:
-    """The child of `node` along `char`, or 0."""
-    cdef uint64_t place = trie_place(trie, trie_key(node, char))
-    return trie.edges[place].child  # a free place holds child 0
-
-
-cdef inline bint trie_new_node(Trie* trie) noexcept nogil:
-    """Append a node; False if there is no memory."""
-    cdef int32_t* grown
-    cdef uint32_t room = trie.node_room
-    if trie.node_count == room:
-        room = 2 * room if room else 1024
-        grown = <int32_t*> realloc(trie.token_at, room * sizeof(int32_t))
-        if grown == NULL:
-            return False
-        trie.token_at = grown
-        trie.node_room = room
-    trie.token_at[trie.node_count] = NO_TOKEN
-    trie.node_count += 1
-    return True
+cdef inline const Edge* trie_edge(const Trie* trie, uint32_t node, uint32_t char) noexcept nogil:
+    """The edge from `node` along `char`; a free place, with child 0, if there is none."""
+    return &trie.edges[trie_place(trie, trie_key(node, char))]
 
 
 cdef inline bint trie_init(Trie* trie) noexcept nogil:
     """Make an empty trie (its root alone); False if there is no memory."""
-    trie.places = 4096
+    trie.places = 1024
     trie.edge_count = 0
-    trie.token_at = NULL
-    trie.node_count = trie.node_room = 0
     trie.edges = <Edge*> calloc(trie.places, sizeof(Edge))
-    return trie.edges != NULL and trie_new_node(trie)
+    return trie.edges != NULL
 
 
 cdef inline void trie_free(Trie* trie) noexcept nogil:
     free(trie.edges)
-    free(trie.token_at)
     trie.edges = NULL
-    trie.token_at = NULL
 
 
 cdef inline bint trie_grow(Trie* trie) noexcept nogil:
@@ -92,19 +69,32 @@ cdef inline bint trie_grow(Trie* trie) noexcept nogil:
     return True
 
 
-cdef inline uint32_t trie_extend(Trie* trie, uint32_t node, uint32_t char) noexcept nogil:
-    """The child of `node` along `char`, made if it is new; 0 if there is no memory."""
+cdef inline Edge* trie_extend(Trie* trie, uint32_t node, uint32_t char) noexcept nogil:
+    """The edge from `node` along `char`, made if it is new; NULL if there is no memory. The next one may move it."""
     cdef uint64_t key = trie_key(node, char)
     cdef uint64_t place = trie_place(trie, key)
     if trie.edges[place].key == key:
-        return trie.edges[place].child
-    if 2 * (trie.edge_count + 1) > trie.places:
+        return &trie.edges[place]
+    if 4 * (trie.edge_count + 1) > 3 * trie.places:
         if not trie_grow(trie):
-            return 0
+            return NULL
         place = trie_place(trie, key)
-    if not trie_new_node(trie):
-        return 0
-    trie.edges[place].key = key
-    trie.edges[place].child = trie.node_count - 1
     trie.edge_count += 1
-    return trie.node_count - 1
+    trie.edges[place].key = key
+    trie.edges[place].child = <uint32_t> trie.edge_count
+    trie.edges[place].token_id = NO_TOKEN
+    return &trie.edges[place]
+
+
+cdef inline bint trie_add(Trie* trie, str token, int32_t token_id):
+    """Let `token` end at its node (an empty one nowhere: no text holds it); False if there is no memory."""
+    cdef uint32_t node = 0
+    cdef Edge* edge = NULL
+    for char in token:
+        edge = trie_extend(trie, node, ord(char))
+        if edge == NULL:
+            return False
+        node = edge.child
+    if edge != NULL:
+        edge.token_id = token_id
+    return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from edgeonnx_ext import WordPieceModel, _reference
+from edgeonnx_ext import WordPieceModel, _kernels
 
 from tests.support.texts import minilm_tokenizer_json
 
@@ -16,19 +16,21 @@ def compiled(name: str) -> ModuleType:
     """Return a compiled module; only EDGEONNX_EXT_PURE=1 excuses that it is missing."""
     if os.environ.get("EDGEONNX_EXT_PURE") == "1":
         pytest.skip("EDGEONNX_EXT_PURE=1 asks for the plain twins")
-    return importlib.import_module(f"edgeonnx_ext.{name}")
+    return import_module(f"edgeonnx_ext.{name}")
 
 
 @pytest.fixture(params=["compiled", "reference"])
 def twin(request: pytest.FixtureRequest) -> SimpleNamespace:
-    """All kernels of one kind."""
-    names = {"_wordpiece": ["WordPieceTokenizer"], "_pooling": ["masked_mean_into", "l2_normalize_into"]}
-    kernels = {
-        name: getattr(compiled(module) if request.param == "compiled" else _reference, name)
-        for module, members in names.items()
-        for name in members
-    }
-    return SimpleNamespace(kind=request.param, **kernels)
+    """All kernels of one kind, by name."""
+
+    class Kernels(SimpleNamespace):
+        def __getattr__(self, name: str) -> object:
+            native, plain = _kernels.TWINS[name]
+            if request.param == "compiled":
+                return getattr(compiled(native), name)
+            return getattr(import_module(f"edgeonnx_ext.reference.{plain}"), name)
+
+    return Kernels(kind=request.param)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 from edgeonnx_ext import TextEncoder, TokenizerDataError, UnknownTokenizerError, open_text_encoder
 
 from tests.support.texts import vader_texts
+from tests.support.tokenizers import trained_bpe_json
 
 NATIVE = "wordpiece-native" if edgeonnx_ext.HAS_NATIVE else "wordpiece-reference"
 
@@ -129,13 +130,79 @@ def test_only_auto_hands_over_to_the_library(minilm_json: bytes, monkeypatch: py
     with pytest.raises(UnknownTokenizerError, match=r"NFC.*pip install tokenizers"):
         open_text_encoder(unknown(minilm_json), max_length=8, pad_id=0)
     assert open_text_encoder(minilm_json, max_length=8, pad_id=0).backend == NATIVE
-    with pytest.raises(ValueError, match="backend: expected one of auto, wordpiece, tokenizers, found 'bpe'"):
+    with pytest.raises(UnknownTokenizerError, match="model type 'WordPiece' at model"):
         open_text_encoder(minilm_json, max_length=8, pad_id=0, backend="bpe")
+    with pytest.raises(ValueError, match="backend: expected one of auto, wordpiece, bpe, tokenizers, found 'unigram'"):
+        open_text_encoder(minilm_json, max_length=8, pad_id=0, backend="unigram")
 
 
-def test_the_library_keeps_the_tokenizers_own_side_of_truncation(minilm_json: bytes) -> None:
+@pytest.mark.parametrize("backend", ["wordpiece", "tokenizers"])
+def test_the_side_of_truncation_is_the_documents(minilm_json: bytes, backend: str) -> None:
     root = json.loads(minilm_json)
     root["truncation"] = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
-    encoder = open_text_encoder(json.dumps(root).encode(), max_length=4, pad_id=0)
-    assert encoder.reason == "truncation direction 'Left' at truncation.direction"
-    assert encoder.encode(["a b c d"]).input_ids.tolist() == [[101, 1039, 1040, 102]]
+    encoder = open_text_encoder(json.dumps(root).encode(), max_length=4, pad_id=0, backend=backend)
+    assert encoder.encode(["hello big world"]).input_ids.tolist() == [[101, 2502, 2088, 102]]
+
+
+def test_padding_may_stand_on_the_left(minilm_json: bytes) -> None:
+    encoder = open_text_encoder(minilm_json, max_length=8, pad_id=7, padding_side="left")
+    batch = encoder.encode(["hello world", ""])
+    assert batch.input_ids.tolist() == [[101, 7592, 2088, 102], [7, 7, 101, 102]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
+
+
+def test_one_text_of_a_pair_may_be_the_one_that_is_cut(minilm_json: bytes) -> None:
+    encoder = open_text_encoder(minilm_json, max_length=7, pad_id=0, strategy="only_second")
+    batch = encoder.encode(["a b"], ["c d e f"])
+    assert batch.input_ids.tolist() == [[101, 1037, 1038, 102, 1039, 1040, 102]]
+
+
+def test_encoding_into_the_callers_buffers(encoder: TextEncoder) -> None:
+    texts = ["a", "hello world", ""]
+    for dtype in (np.int64, np.int32):
+        ids, mask, types = (np.full((3, 6), -1, dtype=dtype) for _ in range(3))
+        spans = np.full((3, 6, 2), -1, dtype=dtype)
+        found = encoder.encode_into(texts, ids, mask, types, offsets=spans, sort_by_length=True)
+        assert found.order.tolist() == [1, 0, 2]
+        assert found.lengths.tolist() == [4, 3, 2]
+        assert ids.tolist() == [[101, 7592, 2088, 102, 0, 0], [101, 1037, 102, 0, 0, 0], [101, 102, 0, 0, 0, 0]]
+        assert mask.sum(axis=1).tolist() == [4, 3, 2]
+        assert not types.any()
+        assert spans[0, :4].tolist() == [[0, 0], [0, 5], [6, 11], [0, 0]]
+    given = np.full((3, 6), -1, dtype=np.int64)
+    assert encoder.encode_into(texts, given).order.tolist() == [0, 1, 2]
+    assert given[0].tolist() == [101, 1037, 102, 0, 0, 0]
+
+
+def test_pairs_into_the_callers_buffers(encoder: TextEncoder) -> None:
+    ids, types = np.full((1, 6), -1, dtype=np.int64), np.full((1, 6), -1, dtype=np.int64)
+    encoder.encode_into(["hello"], ids, token_type_ids=types, pairs=["world"])
+    assert ids.tolist() == [[101, 7592, 102, 2088, 102, 0]]
+    assert types.tolist() == [[0, 0, 0, 1, 1, 0]]
+
+
+def test_buffers_that_do_not_fit_stay_as_they_are(encoder: TextEncoder) -> None:
+    ids = np.full((2, 3), -1, dtype=np.int64)
+    with pytest.raises(ValueError, match=r"input_ids: expected shape \(2, 4 or more\), found \(2, 3\)"):
+        encoder.encode_into(["hello world", ""], ids)
+    assert (ids == -1).all()
+
+
+def test_offsets_are_those_of_the_callers_text(minilm_json: bytes) -> None:
+    encoder = open_text_encoder(minilm_json, max_length=16, pad_id=0, prefix="query: ")
+    ids, spans = np.zeros((1, 6), dtype=np.int64), np.zeros((1, 6, 2), dtype=np.int64)
+    encoder.encode_into(["hello world"], ids, offsets=spans)
+    assert spans[0].tolist() == [[0, 0], [0, 0], [0, 0], [0, 5], [6, 11], [0, 0]]
+    with pytest.raises(ValueError, match="offsets: expected texts alone where a prefix"):
+        encoder.encode_into(["a"], ids, pairs=["b"], offsets=spans)
+
+
+def test_byte_level_bpe_has_a_kernel_too() -> None:
+    texts = ["Hello  world", "it's 2026!\n", "naïve 東京 🙂"]
+    data = trained_bpe_json("gpt2", vader_texts()[:500], vocab_size=500)
+    kernel = open_text_encoder(data, max_length=12, pad_id=0)
+    assert kernel.backend == NATIVE.replace("wordpiece", "bpe")
+    library = open_text_encoder(data, max_length=12, pad_id=0, backend="tokenizers")
+    for pairs in (None, texts[::-1]):
+        for name, expected in library.encode(texts, pairs).tensors().items():
+            np.testing.assert_array_equal(kernel.encode(texts, pairs).tensors()[name], expected, err_msg=name)

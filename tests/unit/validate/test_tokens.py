@@ -64,20 +64,20 @@ def lying(honest: Any, backends: set[str]) -> Any:
             ids[2, batch.lengths[2] - 1] += 1
             return replace(batch, input_ids=ids)
 
-        return SimpleNamespace(encode=encode)
+        return SimpleNamespace(encode=encode, backend=encoder.backend, reason=encoder.reason)
 
     return opened
 
 
 def test_a_compiled_path_that_differs_is_not_used_and_the_difference_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "open_text_encoder", lying(tokens.open_text_encoder, {"wordpiece"}))
+    monkeypatch.setattr(tokens, "open_text_encoder", lying(tokens.open_text_encoder, {"auto"}))
     found = choose()
     assert found.backend == "tokenizers"
     assert f"row 2: input_ids of {TEXTS[2]!r}" in (found.reason or "")
 
 
 def test_no_path_that_agrees_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "open_text_encoder", lying(tokens.open_text_encoder, {"wordpiece", "tokenizers"}))
+    monkeypatch.setattr(tokens, "open_text_encoder", lying(tokens.open_text_encoder, {"auto", "tokenizers"}))
     with pytest.raises(ParityError, match="no text path gives the ids") as caught:
         choose()
     assert f"row 2: input_ids of {TEXTS[2]!r}" in (caught.value.found or "")
