@@ -1,0 +1,29 @@
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeonnx_ext.decoding import DecoderModel
+
+class Decoder:
+    def __init__(self, model: DecoderModel) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def decode(
+        self,
+        ids: Sequence[SupportsIndex] | NDArray[np.int32] | NDArray[np.int64],
+        skip_special_tokens: bool = True,
+    ) -> str: ...
+    def decode_batch(
+        self,
+        batch: Sequence[Sequence[SupportsIndex]] | NDArray[np.int32] | NDArray[np.int64],
+        skip_special_tokens: bool = True,
+    ) -> list[str]: ...
+    def token_bytes(self, token_id: SupportsIndex) -> bytes: ...
+
+class DecodeStream:
+    def __init__(self, decoder: Decoder, skip_special_tokens: bool = True) -> None: ...
+    def push(self, token_id: SupportsIndex) -> str: ...
+    def finish(self) -> str: ...
+    def reset(self) -> None: ...
