@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import edgeonnx_ext
+from types import ModuleType
+
 import numpy as np
 import pytest
-from edgeonnx_ext import _reference
+from edgeonnx_ext.reference import pooling as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-KERNELS = [edgeonnx_ext, _reference]
+from tests.unit.ext.conftest import compiled
+
 VALUES = st.floats(-1e4, 1e4, width=32)
 
 
-@pytest.mark.parametrize("kernels", KERNELS, ids=["in use", "reference"])
+@pytest.fixture(scope="module", params=["compiled", "reference"])
+def kernels(request: pytest.FixtureRequest) -> ModuleType:
+    return compiled("_pooling") if request.param == "compiled" else reference
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), shape=hnp.array_shapes(min_dims=3, max_dims=3, max_side=6))
-def test_the_masked_mean_is_that_of_float64(kernels, data: st.DataObject, shape: tuple[int, int, int]) -> None:
+def test_the_masked_mean_is_that_of_float64(
+    kernels: ModuleType, data: st.DataObject, shape: tuple[int, int, int]
+) -> None:
     hidden = data.draw(hnp.arrays(np.float32, shape, elements=VALUES))
     mask = data.draw(hnp.arrays(np.int64, shape[:2], elements=st.integers(0, 1)))
     out = np.empty((shape[0], shape[2]), dtype=np.float32)
@@ -27,10 +35,9 @@ def test_the_masked_mean_is_that_of_float64(kernels, data: st.DataObject, shape:
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kernels", KERNELS, ids=["in use", "reference"])
 @settings(max_examples=100, deadline=None)
 @given(x=hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=8), elements=VALUES))
-def test_normalization_is_that_of_float64(kernels, x: np.ndarray) -> None:
+def test_normalization_is_that_of_float64(kernels: ModuleType, x: np.ndarray) -> None:
     out = np.empty_like(x)
     kernels.l2_normalize_into(x, out)
     wide = x.astype(np.float64)
@@ -38,3 +45,18 @@ def test_normalization_is_that_of_float64(kernels, x: np.ndarray) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
     kernels.l2_normalize_into(x, x)
     np.testing.assert_array_equal(x, out)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    ["masked_mean_sqrt_into", "masked_weighted_mean_into", "masked_max_into", "first_token_into", "last_token_into"],
+)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), shape=hnp.array_shapes(min_dims=3, max_dims=3, max_side=9))
+def test_compiled_and_plain_agree_on_any_mask(kernel: str, data: st.DataObject, shape: tuple[int, int, int]) -> None:
+    hidden = data.draw(hnp.arrays(np.float32, shape, elements=st.floats(width=32)))
+    mask = data.draw(hnp.arrays(np.int64, shape[:2], elements=st.integers(0, 1)))
+    outs = [np.empty((shape[0], shape[2]), dtype=np.float32) for _ in range(2)]
+    getattr(compiled("_pooling"), kernel)(hidden, mask, outs[0])
+    getattr(reference, kernel)(hidden, mask, outs[1])
+    np.testing.assert_allclose(outs[0], outs[1], rtol=1e-6)
