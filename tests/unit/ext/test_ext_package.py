@@ -32,7 +32,7 @@ def test_the_compiled_kernels_really_loaded() -> None:
 
 def test_an_environment_variable_forces_the_plain_twins() -> None:
     code = "import edgeonnx_ext as e; print(e.HAS_NATIVE, e.WordPieceTokenizer.__module__, e.NATIVE_PROBLEM)"
-    expected = "False edgeonnx_ext._reference EDGEONNX_EXT_PURE=1 is set"
+    expected = "False edgeonnx_ext.reference.wordpiece EDGEONNX_EXT_PURE=1 is set"
     assert run_python(code, EDGEONNX_EXT_PURE="1") == expected
 
 
@@ -42,7 +42,7 @@ def test_a_kernel_that_does_not_load_is_replaced_and_named() -> None:
         "import edgeonnx_ext as e; print(e.HAS_NATIVE, e.masked_mean_into.__module__, e.NATIVE_PROBLEM)"
     )
     shown = run_python(code, EDGEONNX_EXT_PURE="0")
-    assert shown.startswith("False edgeonnx_ext._reference edgeonnx_ext._pooling does not load")
+    assert shown.startswith("False edgeonnx_ext.reference.pooling edgeonnx_ext._pooling does not load")
 
 
 def test_importing_it_imports_numpy_alone() -> None:
