@@ -16,6 +16,8 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edgeonnx_ext import NATIVE_PROBLEM
+
 from device_agent.inference.processing import ATTENTION_MASK, TextModel, TextPath
 from device_agent.inference.providers import device_profile, without
 from device_agent.inference.runner import Runner
@@ -155,6 +157,7 @@ def load_model(path: Path, config: AgentConfig, *, profile: DeviceProfile | None
     prove(bundle, opened.variant, model)
     steps.done("golden")
     _log_choice(opened)
+    _log_kernels(NATIVE_PROBLEM)
     return LoadedModel(
         bundle=bundle,
         variant=opened.variant,
@@ -222,6 +225,14 @@ def _log_choice(opened: OpenedVariant) -> None:
     )
     for name, reason in opened.not_used:
         logger.info("variant %s is not used: %s", name, printable(reason))
+
+
+def _log_kernels(problem: str | None) -> None:
+    """Say so where plain Python does the work of compiled kernels: answers are the same, but each costs much more."""
+    if problem is not None:
+        logger.warning(
+            "compiled kernels are missing, plain Python tokenizes, many times slower: %s", printable(problem)
+        )
 
 
 def _check_signature(bundle: Bundle, variant: Variant, session: Session) -> None:

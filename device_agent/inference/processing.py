@@ -99,7 +99,7 @@ class TextPath:
 
     @property
     def backend(self) -> str:
-        """The tokenizer that does the work: `wordpiece` (compiled) or `tokenizers`."""
+        """The tokenizer that does the work, such as `wordpiece-native` or `tokenizers`; see `TextEncoder.backend`."""
         return str(self._encoder.backend)
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> TextBatch:

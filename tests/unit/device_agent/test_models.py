@@ -268,3 +268,19 @@ def test_a_request_that_fails_is_no_longer_in_flight() -> None:
     with pytest.raises(LookupError), live.use():
         raise LookupError
     assert live.in_flight == 0
+
+
+def test_an_agent_without_compiled_kernels_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundles.make_bundle(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="edgeonnx.agent"):
+        load_model(bundle, CONFIG)
+    assert not caplog.records
+    monkeypatch.setattr("device_agent.models.NATIVE_PROBLEM", "edgeonnx_ext._bpe does not load: no such file")
+    with caplog.at_level(logging.WARNING, logger="edgeonnx.agent"):
+        load_model(bundle, CONFIG)
+    assert [record.message for record in caplog.records] == [
+        "compiled kernels are missing, plain Python tokenizes, many times slower: "
+        "edgeonnx_ext._bpe does not load: no such file"
+    ]
