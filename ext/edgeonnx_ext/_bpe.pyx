@@ -52,7 +52,7 @@ cdef size_t merge_piece(const Rules* rules, Work* work, const Pending* piece, in
     ids[0] = find_word(&rules.merges, piece.start, piece.length)
     if ids[0] == NO_ID:
         count = merge_short(&rules.merges, piece.start, piece.length, ids)
-    if piece.length <= PIECE_BYTES:
+    if piece.length <= PIECE_BYTES and count <= PIECE_IDS:
         piece_store(piece.place, piece.key, piece.length, ids, count)
     else:
         cache_store(&work.words, piece.key, piece.length, ids, count)
@@ -123,8 +123,8 @@ cdef inline Py_ssize_t find_pieces(const Rules* rules, Work* work, Pattern patte
     return count
 
 
-cdef Py_ssize_t add_long(const Rules* rules, Work* work, const Pending* piece, int32_t* out) noexcept nogil:
-    """Write the ids of a piece of more than PIECE_BYTES bytes; return how many, or -1: no memory."""
+cdef Py_ssize_t add_rare(const Rules* rules, Work* work, const Pending* piece, int32_t* out) noexcept nogil:
+    """Write the ids of a piece that is not among the short cached ones; return how many, or -1: no memory."""
     cdef const CacheLine* line
     if piece.length > CACHE_KEY:
         return merge_long_piece(rules, work, piece.start, piece.length, out)
@@ -156,16 +156,14 @@ cdef inline bint cut_pieces(const Rules* rules, Work* work, Pattern pattern, bin
         piece = work.pending
         last = piece + find_pieces(rules, work, pattern, marked, &at, end)
         while piece < last and out < enough:
-            if piece.length <= PIECE_BYTES:
-                found = piece.place
-                found += not is_piece(found, piece.key, piece.length)
-                if is_piece(found, piece.key, piece.length):
-                    memcpy(out, found.ids, (PIECE_IDS + 1) * sizeof(int32_t))
-                    count = found.id_count
-                else:
-                    count = merge_piece(rules, work, piece, out)
+            found = piece.place
+            if piece.length <= PIECE_BYTES and not is_piece(found, piece.key, piece.length):
+                found += 1
+            if piece.length <= PIECE_BYTES and is_piece(found, piece.key, piece.length):
+                memcpy(out, found.ids, (PIECE_IDS + 1) * sizeof(int32_t))
+                count = found.id_count
             else:
-                count = add_long(rules, work, piece, out)
+                count = add_rare(rules, work, piece, out)
                 if count < 0:
                     return False
             out += count

@@ -20,7 +20,7 @@ cdef enum:
     PADDING = 64  # bytes behind a section that can be read
     MOST_BYTES = 0x7FFFFFFF - 64  # of a section
     PIECE_PAIRS = 65536  # 4 MiB, of which only what is used is ever touched
-    WORD_PAIRS = 1024
+    WORD_PAIRS = 8192  # 1 MiB, likewise
 
 
 # Read-only while texts are tokenized: several threads share them.
@@ -58,7 +58,7 @@ cdef struct Work:
     Pending[32] pending
     MergeWork merge
     PieceCache pieces
-    WordCache words  # longer pieces
+    WordCache words  # pieces of more bytes or ids
     uint8_t[64] mask  # 32 bytes of ones, 32 of zeros: from 32 - n on a mask of n bytes
 
 

@@ -162,7 +162,20 @@ def test_all_code_points_in_every_place(twin: SimpleNamespace, kind: Kind) -> No
 def test_pieces_that_cross_64_bytes(twin: SimpleNamespace, kind: Kind) -> None:
     """The compiled kernel cuts ASCII 64 bytes at a time; what a piece becomes must not depend on where it stands."""
     library, kernel = opened(twin, pairing_bpe_json(kind))
-    shapes = ["x's{}", "x'll{}", "x're{}", "x'{}", "1!{}", "1 !{}", "x  {}", "x 1{}", "1234567 {}", "!!{}", "x\t\n {}"]
+    shapes = [
+        "x's{}",
+        "x'll{}",
+        "x're{}",
+        "x'{}",
+        "1!{}",
+        "1 !{}",
+        "x  {}",
+        "x 1{}",
+        "x  1{}",
+        "1234567 {}",
+        "!!{}",
+        "x\t\n {}",
+    ]
     texts = [
         "x1"[length % 2] * length + shape.format(letter + letter)
         for shape in shapes
