@@ -1,0 +1,86 @@
+"""The large comparison: the same random strings for every real tokenizer, ours against the `tokenizers` library."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from tests.fuzz import documents
+from tests.fuzz.strings import random_text
+
+BATCH = 4000
+SHOWN = 5
+
+
+def open_kernel(data: bytes) -> Any:
+    """The tokenizer in use (compiled, where it is) for a document, WordPiece or BPE."""
+    from edgeonnx_ext import _kernels
+    from edgeonnx_ext.bpe import BpeModel
+    from edgeonnx_ext.errors import UnknownTokenizerError
+    from edgeonnx_ext.wordpiece import WordPieceModel
+
+    try:
+        return _kernels.WordPieceTokenizer(WordPieceModel.from_tokenizer_json(data))
+    except UnknownTokenizerError:
+        return _kernels.BpeTokenizer(BpeModel.from_tokenizer_json(data))
+
+
+def batches(seed: int, count: int, contents: Sequence[str]) -> Iterator[list[str]]:
+    """`count` random strings; string i follows from `seed + i`, as the attempts of the targets do."""
+    for start in range(seed, seed + count, BATCH):
+        stop = min(start + BATCH, seed + count)
+        yield [random_text(random.Random(number), contents) for number in range(start, stop)]
+
+
+def mismatches(kernel: Any, library: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """Which texts have other ids or offsets than the library gives."""
+    tokenized = kernel.tokenize(texts, offsets=True)
+    ids = np.zeros((tokenized.rows, tokenized.width), dtype=np.int32)
+    offsets = np.zeros((tokenized.rows, tokenized.width, 2), dtype=np.int32)
+    tokenized.write_into(ids, offsets=offsets)
+    encodings = library.encode_batch(texts)
+    lengths = np.array([len(encoding) for encoding in encodings])
+    kept = np.arange(tokenized.width) < tokenized.lengths[:, None]
+    if np.array_equal(lengths, tokenized.lengths):
+        expected_ids = _flat(encodings, lambda encoding: encoding.ids)
+        expected_offsets = _flat(encodings, lambda encoding: chain.from_iterable(encoding.offsets))
+        if np.array_equal(ids[kept], expected_ids) and np.array_equal(offsets[kept].ravel(), expected_offsets):
+            return []
+    return [
+        row
+        for row, encoding in enumerate(encodings)
+        if ids[row, kept[row]].tolist() != encoding.ids
+        or offsets[row, kept[row]].tolist() != [list(offset) for offset in encoding.offsets]
+    ]
+
+
+def _flat(encodings: Sequence[Encoding], read: Callable[[Encoding], Any]) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(map(read, encodings)), dtype=np.int64)
+
+
+def compare_strings(seed: int, count: int, found: Mapping[str, bytes] | None = None) -> bool:
+    """Compare ids and offsets of `count` strings for every tokenizer; print mismatches, and return whether none is."""
+    total = 0
+    for name, data in (found or documents.large_documents()).items():
+        begin = time.monotonic()
+        library = Tokenizer.from_str(data.decode())
+        library.no_padding()
+        library.no_truncation()
+        kernel = open_kernel(data)
+        wrong = 0
+        for start, texts in zip(
+            range(seed, seed + count, BATCH), batches(seed, count, documents.added_contents(library)), strict=True
+        ):
+            for row in mismatches(kernel, library, texts):
+                wrong += 1
+                if wrong <= SHOWN:
+                    print(f"  {name}, seed {start + row}: {texts[row]!a}")
+        print(f"{name:<12}{count:>9} strings   {wrong} mismatches   {time.monotonic() - begin:.0f} s", flush=True)
+        total += wrong
+    return not total
