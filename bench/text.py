@@ -3,8 +3,9 @@
 One thread. Every contender does the same job on the same batches of 32 and of 1,024 texts: three padded int64 arrays
 (ids, mask, type ids), made anew each time. They take turns, beginning with another one each round, and the best pass
 of each counts, in processor time of the process: with one thread that is the time that it takes, and other processes do
-not disturb it. Before that all ids are compared with those of `tokenizers`, ours and the peers'. Speed is megabytes of
-UTF-8 a second.
+not disturb it. Every pass gets the texts as new objects. A pass that repeats the one before favours who keeps most of
+what it has seen, so another measurement gives each text once. Before that all ids are compared with those of
+`tokenizers`, ours and the peers'. Speed is megabytes of UTF-8 a second.
 
 - WordPiece (MiniLM): against `tokenizers` (`encode_batch`, and `encode_batch_fast`, which has no offsets) and tokie.
 - Byte-level BPE (SmolLM2; vocabularies trained as GPT-2's and Llama 3's): against these, tiktoken and gigatoken.
@@ -36,7 +37,7 @@ from typing import Any
 import numpy as np
 from edgeonnx_ext import HAS_NATIVE, NATIVE_PROBLEM
 
-from bench.text_corpora import corpora, megabytes
+from bench.text_corpora import corpora, megabytes, new_texts
 from bench.text_extras import decode_rows, image_rows
 from bench.text_peers import (
     FAST,
@@ -113,6 +114,11 @@ def batches_of(texts: Sequence[str], size: int) -> list[Sequence[str]]:
     return [texts[start : start + size] for start in range(0, len(texts), size)]
 
 
+def copied(batches: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The same texts as new objects: CPython keeps in a str the UTF-8 that some contenders have made of it."""
+    return [[text.encode().decode() for text in batch] for batch in batches]
+
+
 def take_turns(
     jobs: Mapping[str, Callable[[Sequence[str]], object]],
     batches: Sequence[Sequence[str]],
@@ -126,8 +132,9 @@ def take_turns(
         for name in names:
             turn = clock()
             while clock() < turn + TURN:
+                fresh = copied(batches)
                 begin = clock()
-                for batch in batches:
+                for batch in fresh:
                     jobs[name](batch)
                 best[name] = min(best[name], clock() - begin)
         names = [*names[1:], names[0]]
@@ -147,6 +154,21 @@ def mismatches(job: Encode, data: bytes, batches: Sequence[Sequence[str]]) -> in
     return wrong
 
 
+def take_new_texts(jobs: Mapping[str, Encode], parts: Sequence[Sequence[Sequence[str]]]) -> dict[str, float]:
+    """Seconds of each job for all parts but the first, which warms up; no part is ever seen twice."""
+    total = dict.fromkeys(jobs, 0.0)
+    names = list(jobs)
+    for number, batches in enumerate(parts):
+        for name in names:
+            fresh = copied(batches)
+            begin = time.process_time()
+            for batch in fresh:
+                jobs[name](batch)
+            total[name] += (time.process_time() - begin) * (number > 0)
+        names = [*names[1:], names[0]]
+    return total
+
+
 def ratio_line(name: str, ratio: float, asked: float | None) -> str:
     """One ratio beside what was asked for."""
     if asked is None:
@@ -154,34 +176,50 @@ def ratio_line(name: str, ratio: float, asked: float | None) -> str:
     return f"    {name:<40}{ratio:>8.1f} x   >= {asked:g}   {'reached' if ratio >= asked else 'NOT REACHED'}"
 
 
-def measure(data: bytes, texts: list[str], rounds: int) -> int:
-    """Print speeds, ratios and mismatches of one tokenizer on one corpus; return our mismatches."""
+def open_jobs(data: bytes) -> tuple[Asked, dict[str, Encode]]:
+    """What is asked of us for this tokenizer, and everyone's job; says which peers cannot do it."""
     kernel = open_kernel(data)
     asked = WORDPIECE if "WordPiece" in type(kernel).__name__ else BPE
-    opened = {peer.name: open_peer(peer, data) for peer in asked.peers}
-    for peer, job in opened.items():
-        if isinstance(job, str):
-            print(f"  {peer}: {' '.join(job.split())}")
     jobs: dict[str, Encode] = {OURS: our_job(kernel)}
-    jobs |= {peer: job for peer, job in opened.items() if not isinstance(job, str)}
+    for peer in asked.peers:
+        job = open_peer(peer, data)
+        if isinstance(job, str):
+            print(f"  {peer.name}: {' '.join(job.split())}")
+        else:
+            jobs[peer.name] = job
+    return asked, jobs
+
+
+def print_ratios(asked: Asked, seconds: Mapping[str, float], size: float, title: str) -> None:
+    """Print everyone's speed, and ours beside what was asked for."""
+    print(f"  {title}: {', '.join(f'{peer} {size / value:.1f}' for peer, value in seconds.items())} MB/s")
+    others = {peer: seconds[peer] for peer in seconds if peer not in (OURS, LIBRARY.name, FAST.name)}
+    print(ratio_line("times tokenizers", seconds[LIBRARY.name] / seconds[OURS], asked.library))
+    print(ratio_line("times tokenizers, encode_batch_fast", seconds[FAST.name] / seconds[OURS], None))
+    for peer in others:
+        fastest = others[peer] == min(others.values())
+        print(ratio_line(f"times {peer}", others[peer] / seconds[OURS], asked.fastest if fastest else None))
+
+
+def measure(data: bytes, texts: list[str], rounds: int) -> int:
+    """Print speeds, ratios and mismatches of one tokenizer on one corpus; return our mismatches."""
+    asked, jobs = open_jobs(data)
     batches = batches_of(texts, BATCHES[-1])
     wrong = {
         peer: mismatches(job, data, batches) for peer, job in jobs.items() if peer not in (LIBRARY.name, FAST.name)
     }
     print(f"  texts with other ids than tokenizers: {', '.join(f'{peer} {count}' for peer, count in wrong.items())}")
-    size = megabytes(texts)
     for count in BATCHES:
         seconds = take_turns(jobs, batches_of(texts, count), rounds)
-        print(
-            f"  batches of {count}: {', '.join(f'{peer} {size / value:.1f}' for peer, value in seconds.items())} MB/s"
-        )
-        others = {peer: seconds[peer] for peer in seconds if peer not in (OURS, LIBRARY.name, FAST.name)}
-        print(ratio_line("times tokenizers", seconds[LIBRARY.name] / seconds[OURS], asked.library))
-        print(ratio_line("times tokenizers, encode_batch_fast", seconds[FAST.name] / seconds[OURS], None))
-        for peer in others:
-            fastest = others[peer] == min(others.values())
-            print(ratio_line(f"times {peer}", others[peer] / seconds[OURS], asked.fastest if fastest else None))
+        print_ratios(asked, seconds, megabytes(texts), f"batches of {count}")
     return wrong[OURS]
+
+
+def measure_new(data: bytes, parts: list[list[str]]) -> None:
+    """Print speeds and ratios of one tokenizer on texts that it has not seen: what a server gets."""
+    asked, jobs = open_jobs(data)
+    seconds = take_new_texts(jobs, [batches_of(part, BATCHES[0]) for part in parts])
+    print_ratios(asked, seconds, sum(map(megabytes, parts[1:])), f"batches of {BATCHES[0]}")
 
 
 def measure_own(name: str, data: bytes, texts: list[str], rounds: int) -> None:
@@ -225,6 +263,10 @@ def main() -> None:
         for corpus, (texts, _) in found.items():
             print(f"\n{name}, {corpus}")
             wrong += measure(data, texts, rounds)
+    parts = new_texts(share=8 if arguments.quick else 1)
+    for name, data in documents.items() if parts else ():
+        print(f"\n{name}, multilingual, every text once: {sum(map(len, parts[1:]))} texts after {len(parts[0])} others")
+        measure_new(data, parts)
     print("\nwhat else it does, on the English texts")
     english = found["english"][0]
     for name, data in documents.items():

@@ -4,38 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import re
-from pathlib import Path
 
-from tests.support.texts import CACHE, ROOT, vader_texts
+from tests.support.texts import ROOT, fortune_texts, vader_texts
 
 SEED = 7
 MIXED = 8000
-LONGEST = 2000
-# Where Debian's fortunes packages put their files; a copy without installing them goes below .work/data/fortunes.
-FORTUNES = (Path("/usr/share/games"), CACHE / "fortunes" / "usr" / "share" / "games")
 HOW_TO = (
     "apt-get download fortunes fortunes-de fortunes-ru fortunes-zh fortunes-es fortunes-it fortunes-pl fortunes-cs "
     "fortunes-bg fortunes-br fortunes-eo, then dpkg -x each into .work/data/fortunes"
 )
-ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.\x08")  # colours, and overstriking
-
-
-def fortune_texts() -> list[str]:
-    """Every fortune that is at hand and not longer than 2,000 characters, cleaned, in a fixed order, each once."""
-    found: dict[str, None] = {}
-    for path in sorted({path for folder in FORTUNES for path in folder.glob("fortunes*/**/*") if path.is_file()}):
-        if path.suffix in {".dat", ".u8"}:
-            continue
-        try:
-            content = path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-        for text in re.split(r"^%.*$", content, flags=re.MULTILINE):
-            cleaned = ESCAPES.sub("", text).strip("\n")
-            if 0 < len(cleaned) <= LONGEST:
-                found[cleaned] = None
-    return list(found)
 
 
 def multilingual_texts() -> tuple[list[str], str]:
@@ -56,6 +33,14 @@ def corpora(share: int = 1) -> dict[str, tuple[list[str], str]]:
         "english": (english[::share], "tweets, reviews, editorials"),
         "multilingual": (mixed[::share], note),
     }
+
+
+def new_texts(share: int = 1) -> list[list[str]]:
+    """Parts of the fortunes that have no text in common; none if they are not at hand."""
+    fortunes = fortune_texts()
+    random.Random(SEED + 1).shuffle(fortunes)
+    size = MIXED // share
+    return [fortunes[start : start + size] for start in range(0, min(5 * size, len(fortunes) - size + 1), size)]
 
 
 def megabytes(texts: list[str]) -> float:

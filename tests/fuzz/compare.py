@@ -20,15 +20,9 @@ SHOWN = 5
 
 def open_kernel(data: bytes) -> Any:
     """The tokenizer in use (compiled, where it is) for a document, WordPiece or BPE."""
-    from edgeonnx_ext import _kernels
-    from edgeonnx_ext.bpe import BpeModel
-    from edgeonnx_ext.errors import UnknownTokenizerError
-    from edgeonnx_ext.wordpiece import WordPieceModel
+    from edgeonnx_ext import text
 
-    try:
-        return _kernels.WordPieceTokenizer(WordPieceModel.from_tokenizer_json(data))
-    except UnknownTokenizerError:
-        return _kernels.BpeTokenizer(BpeModel.from_tokenizer_json(data))
+    return text.open_kernel(text.read_model(data))[0]
 
 
 def batches(seed: int, count: int, contents: Sequence[str]) -> Iterator[list[str]]:

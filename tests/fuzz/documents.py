@@ -164,6 +164,7 @@ def added_contents(library: Tokenizer) -> list[str]:
     return [token.content for token in library.get_added_tokens_decoder().values()]
 
 
+@lru_cache(maxsize=1)
 def large_documents() -> dict[str, bytes]:
     """Real tokenizers for the large comparison: MiniLM, SmolLM2, and trained ones like GPT-2's and Llama 3's."""
     texts = vader_texts()

@@ -6,6 +6,7 @@ Neither is part of this repository. The texts are cached under `.work/data/`, wh
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".work" / "data"
 VADER = "vaderSentiment-3.3.2"
+# Where Debian's fortunes packages put their files; a copy without installing them goes below .work/data/fortunes.
+FORTUNES = (Path("/usr/share/games"), CACHE / "fortunes" / "usr" / "share" / "games")
+LONGEST_FORTUNE = 2000
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.\x08")  # colours, and overstriking
 INNER_ARCHIVE = f"{VADER}/additional_resources/hutto_ICWSM_2014.tar.gz"
 
 
@@ -68,6 +73,24 @@ def vader_rows() -> list[tuple[float, str]]:
 def vader_texts() -> list[str]:
     """Return the 23,703 texts: tweets, product and film reviews, editorials."""
     return [text for _, text in vader_rows()]
+
+
+@lru_cache(maxsize=1)
+def fortune_texts() -> list[str]:
+    """Every fortune that is at hand and not longer than 2,000 characters, cleaned, in a fixed order, each once."""
+    found: dict[str, None] = {}
+    for path in sorted({path for folder in FORTUNES for path in folder.glob("fortunes*/**/*") if path.is_file()}):
+        if path.suffix in {".dat", ".u8"}:
+            continue
+        try:
+            content = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        for text in re.split(r"^%.*$", content, flags=re.MULTILINE):
+            cleaned = ESCAPES.sub("", text).strip("\n")
+            if 0 < len(cleaned) <= LONGEST_FORTUNE:
+                found[cleaned] = None
+    return list(found)
 
 
 def bert_tokenizer_json(

@@ -281,6 +281,8 @@ def test_an_agent_without_compiled_kernels_says_so(
     with caplog.at_level(logging.WARNING, logger="edgeonnx.agent"):
         load_model(bundle, CONFIG)
     assert [record.message for record in caplog.records] == [
-        "compiled kernels are missing, plain Python tokenizes, many times slower: "
-        "edgeonnx_ext._bpe does not load: no such file"
+        (
+            "compiled kernels are missing, plain Python tokenizes, many times slower: "
+            "edgeonnx_ext._bpe does not load: no such file"
+        )
     ]
