@@ -92,10 +92,11 @@ test-valgrind: $(VENV)/.tests
 test-arm: $(VENV)/.tests
 	ext/tools/cross_aarch64.sh
 
-# A minute of every fuzz target, 200,000 random strings against tokenizers, and a million calls that must not leak.
+# A minute of every fuzz target, 200,000 random strings and every code point against tokenizers, and a million calls that must not leak.
 fuzz: $(VENV)/.tests
 	$(BIN)/python -m tests.fuzz.run all --seconds 60
 	$(BIN)/python -m tests.fuzz.run strings --count 200000
+	$(BIN)/python -m tests.fuzz.run code-points
 	$(BIN)/python -m tests.fuzz.leaks
 
 wheel: $(VENV)/.tests

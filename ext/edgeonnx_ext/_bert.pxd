@@ -79,6 +79,7 @@ cdef struct Rules:
     Trie vocab
     uint32_t continuing  # node from which tokens continue a word
     AddedTokens added
+    bint trims_spans  # whitespace that added tokens take along is no part of their spans
     int32_t unk_id
     size_t max_word_chars
     WordTable words

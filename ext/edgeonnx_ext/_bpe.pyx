@@ -13,6 +13,7 @@ from edgeonnx_ext._cache cimport CACHE_KEY, CacheLine, cache_find, cache_store
 from edgeonnx_ext._merge cimport (
     NO_ID, find_word, free_symbols, merge_long, merge_short, merges_free, merges_init,
 )
+from edgeonnx_ext._nfc cimport nfc_free, nfc_is_same, nfc_load, nfc_text
 from edgeonnx_ext._pieces cimport PIECE_BYTES, PIECE_IDS, Piece, is_piece, piece_place, piece_store, prefetch
 from edgeonnx_ext._rows cimport Tokenizer
 from edgeonnx_ext._scan cimport GPT2, LLAMA3, QWEN2, WHOLE, Pattern, piece_end, scanner_init
@@ -34,6 +35,7 @@ cdef struct Sink:
     Ids* spans  # or NULL
     size_t base  # ids before this text
     size_t target  # ids after which it may stop
+    const int32_t* origins  # of a normalized text, the text's character of each of its characters; else NULL
 
 
 cdef void* new_work() noexcept nogil:
@@ -200,7 +202,7 @@ cdef bint span_section(const Rules* rules, Work* work, const Text* text, Py_ssiz
     if start == end:
         return True
     length = fill_section(rules, work, text, start, end)
-    if length < 0 or not note_positions(work, length, text, start):
+    if length < 0 or not note_positions(work, length, text, start, sink.origins):
         return False
     at = work.section.items
     last = at + length
@@ -222,7 +224,8 @@ cdef bint add_section(const Rules* rules, Work* work, const Text* text, Py_ssize
 
 
 cdef bint add_match(const Rules* rules, const Text* text, const Match* match, const Sink* sink) noexcept nogil:
-    if sink.spans != NULL and not push_added_span(rules, text, match, sink.ids.count == sink.base, sink.spans):
+    cdef bint first = sink.ids.count == sink.base
+    if sink.spans != NULL and not push_added_span(rules, text, match, sink.origins, first, sink.spans):
         return False
     return push_id(sink.ids, match.token_id)
 
@@ -240,13 +243,34 @@ cdef bint between(const Rules* rules, Work* work, const Text* text, Py_ssize_t s
     return True
 
 
+cdef bint normalize_between(const Rules* rules, Work* work, const Text* text, Py_ssize_t start, Py_ssize_t end,
+                            const Sink* sink) noexcept nogil:
+    """As `between`, of what NFC makes of text[start:end]: as a rule, the same."""
+    cdef Text normal
+    cdef Sink aligned = sink[0]
+    if not rules.normalizes or nfc_is_same(&rules.nfc, text, start, end):
+        return between(rules, work, text, start, end, sink)
+    work.normal.count = work.origins.count = 0
+    if not nfc_text(&rules.nfc, text, start, end, &work.normal, &work.origins if sink.spans != NULL else NULL):
+        return False
+    normal.data = work.normal.items
+    normal.kind = 4
+    normal.ascii = False
+    normal.length = work.normal.count
+    if sink.spans != NULL:
+        aligned.origins = work.origins.items
+    return between(rules, work, &normal, 0, normal.length, &aligned)
+
+
 cdef bint tokenize_all(const Rules* rules, Work* work, const Text* text, const Sink* sink) noexcept nogil:
     cdef Match match
     cdef Py_ssize_t start = 0
     while sink.ids.count < sink.target:
         if not next_added(&rules.plain, text, start, text.length, &match):
-            return between(rules, work, text, start, text.length, sink)
-        if not between(rules, work, text, start, match.start, sink) or not add_match(rules, text, &match, sink):
+            return normalize_between(rules, work, text, start, text.length, sink)
+        if not normalize_between(rules, work, text, start, match.start, sink):
+            return False
+        if not add_match(rules, text, &match, sink):
             return False
         start = match.end
     return True
@@ -260,6 +284,7 @@ cdef bint tokenize_text(const void* rules, void* memory, const Text* text, size_
     cdef bint done
     sink.ids = ids
     sink.spans = spans
+    sink.origins = NULL
     sink.base = ids.count
     sink.target = ids.count + min(enough, (<size_t> -1) // 4)
     done = tokenize_all(<const Rules*> rules, work, text, &sink)
@@ -274,7 +299,7 @@ cdef class BpeTokenizer(Tokenizer):
     """Text to ids, exactly as Hugging Face `tokenizers` gives them. See `reference/bpe.py`."""
 
     cdef Rules rules
-    cdef object tables  # arrays that the rules point into
+    cdef list tables  # arrays that the rules point into
 
     def __cinit__(self, model):
         self.engine.rules = &self.rules
@@ -288,7 +313,10 @@ cdef class BpeTokenizer(Tokenizer):
         self.rules.ignore_merges = model.ignore_merges
         self.rules.trim_offsets = model.trim.spaces
         self.rules.trim_keeps_prefix = model.trim.keeps_prefix
-        self.tables = scanner_init(&self.rules.scanner, model.pattern, model.digits)
+        self.tables = [scanner_init(&self.rules.scanner, model.pattern, model.digits)]
+        self.rules.normalizes = model.nfc
+        if model.nfc:
+            self.tables.append(nfc_load(&self.rules.nfc))
         added_init(&self.rules.plain, tuple(token for token in model.added_tokens if not token.normalized))
         added_init(&self.rules.normalized, tuple(token for token in model.added_tokens if token.normalized))
         merges_init(&self.rules.merges, model.merges, model.vocab, model.ignore_merges)
@@ -298,3 +326,4 @@ cdef class BpeTokenizer(Tokenizer):
         added_free(&self.rules.plain)
         added_free(&self.rules.normalized)
         merges_free(&self.rules.merges)
+        nfc_free(&self.rules.nfc)

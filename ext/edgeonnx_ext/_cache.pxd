@@ -4,11 +4,10 @@
 # holds never changes a result: a word that is not there, is too long, or has too many ids is worked out anew.
 #
 # Two ways: a word may lie in either line of a pair; a new word takes the first and pushes the older one to the second.
-
 #
 # A word of another alphabet (UTF-16 beside bytes) may be kept in the same cache: add CACHE_OTHER to its length.
 
-from libc.stdint cimport int32_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -28,19 +27,24 @@ cdef struct CacheLine:
 
 
 cdef struct WordCache:
-    CacheLine* lines
+    void* block
+    CacheLine* lines  # in `block`, at a multiple of 64: each within one line of the CPU's cache
     uint64_t pairs  # a power of two
 
 
 cdef inline bint cache_init(WordCache* cache, uint64_t pairs) noexcept nogil:
     """Make an empty cache of `pairs` (a power of two) times two words, 128 bytes each pair; False if no memory."""
     cache.pairs = pairs
-    cache.lines = <CacheLine*> calloc(2 * pairs, sizeof(CacheLine))
-    return cache.lines != NULL
+    cache.block = calloc(2 * pairs + 1, sizeof(CacheLine))
+    if cache.block == NULL:
+        return False
+    cache.lines = <CacheLine*> (<uint8_t*> cache.block + (64 - (<uintptr_t> cache.block & 63)))
+    return True
 
 
 cdef inline void cache_free(WordCache* cache) noexcept nogil:
-    free(cache.lines)
+    free(cache.block)
+    cache.block = NULL
     cache.lines = NULL
 
 

@@ -44,8 +44,10 @@ cdef inline bint pieces_init(PieceCache* cache, uint64_t pairs) noexcept nogil:
     """Make an empty cache of `pairs` (a power of two) times two pieces, 64 bytes each pair; False if no memory."""
     cache.block = calloc(2 * pairs + 2, sizeof(Piece))
     cache.pairs = pairs
+    if cache.block == NULL:
+        return False
     cache.pieces = <Piece*> (<uint8_t*> cache.block + (64 - (<uintptr_t> cache.block & 63)))
-    return cache.block != NULL
+    return True
 
 
 cdef inline void pieces_free(PieceCache* cache) noexcept nogil:

@@ -9,7 +9,9 @@ from edgeonnx_ext._tokenized cimport Piece
 
 
 # Append the ids of a text to `ids` (they already hold others), and to `spans`, unless it is NULL, two numbers for each
-# id: start and end of its characters in the text. May stop after `enough` ids. False if there is no memory.
+# id: start and end of its characters in the text. A number that is one less if the token is the first of its window
+# (the library trims offsets after truncation) stands there as its complement, below 0. May stop after `enough` ids.
+# False if there is no memory.
 ctypedef bint (*TokenizeText)(
     const void* rules, void* work, const Text* text, size_t enough, Ids* ids, Ids* spans
 ) noexcept nogil

@@ -27,7 +27,7 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object)
 
 cdef size_t ALL = <size_t> -1 // 4  # more ids than any text has
-cdef size_t THREAD_CHARACTERS = 65536  # fewer characters for each are not worth another thread
+cdef size_t THREAD_CHARACTERS = 16384  # fewer characters for each are not worth another thread
 
 # --- tokenizing -------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
 from edgeonnx_ext._added cimport AddedTokens
-from edgeonnx_ext._arrays cimport Bytes, Ids, reserve_bytes, reserve_ids
+from edgeonnx_ext._arrays cimport Bytes, Chars, Ids, reserve_bytes, reserve_ids
 from edgeonnx_ext._cache cimport WordCache, cache_free, cache_init
 from edgeonnx_ext._merge cimport Merges, MergeWork, free_symbols
+from edgeonnx_ext._nfc cimport NfcRules
 from edgeonnx_ext._pieces cimport Piece, PieceCache, pieces_free, pieces_init
 from edgeonnx_ext._scan cimport Scanner
 from edgeonnx_ext._starts cimport Digits
@@ -29,6 +30,8 @@ cdef struct Rules:
     Digits digits
     Merges merges
     AddedTokens plain  # not normalized: looked for first
+    bint normalizes  # by `nfc`, what the plain ones leave
+    NfcRules nfc
     AddedTokens normalized  # looked for in what the plain ones leave
     bint prefix_space
     bint ignore_merges
@@ -50,6 +53,8 @@ cdef struct Words:
 
 
 cdef struct Work:
+    Chars normal  # what NFC makes of what stands between plain tokens
+    Ids origins  # the text's character of each of its characters
     Bytes section
     Ids positions  # the text's character of each byte of the section
     Words starts  # of the section's pieces, if it is ASCII
@@ -63,6 +68,8 @@ cdef struct Work:
 
 
 cdef inline void section_free(Work* work) noexcept nogil:
+    free(work.normal.items)
+    free(work.origins.items)
     free(work.section.items)
     free(work.positions.items)
     free(work.starts.items)
@@ -146,10 +153,12 @@ cdef inline Py_ssize_t fill_section(const Rules* rules, Work* work, const Text* 
     return out - work.section.items
 
 
-cdef inline bint note_positions(Work* work, size_t length, const Text* text, Py_ssize_t start) noexcept nogil:
+cdef inline bint note_positions(Work* work, size_t length, const Text* text, Py_ssize_t start,
+                                const int32_t* origins) noexcept nogil:
     """Note the character of each byte of the section that begins at the text's character `start`; False: no memory.
 
-    The prefix space counts as part of the character behind it, as in the library.
+    The prefix space counts as part of the character behind it, as in the library. `origins`, unless NULL, tells which
+    character each one of the text stands for.
     """
     cdef bint prefixed = work.section.items[0] == c" " and char_at(text, start) != c" "
     cdef int32_t position = <int32_t> start - 1 - prefixed
@@ -161,6 +170,9 @@ cdef inline bint note_positions(Work* work, size_t length, const Text* text, Py_
         work.positions.items[index] = position
     if prefixed:
         work.positions.items[0] = <int32_t> start
+    if origins != NULL:
+        for index in range(length):
+            work.positions.items[index] = origins[work.positions.items[index]]
     return True
 
 

@@ -47,13 +47,24 @@ cdef inline void count_spaces(const Merges* merges, Cursor* cursor, size_t width
 
 cdef inline bint push_trimmed(const Rules* rules, bint first, int32_t start, int32_t end, int32_t before,
                               int32_t behind, Ids* spans) noexcept nogil:
-    """Append a span, without the token's spaces if they are trimmed, as process_offsets in byte_level.rs does it."""
-    if rules.trim_offsets:
-        if rules.trim_keeps_prefix and before == 1 and (first or start == 0):
-            before = 0
-        start = min(start + before, end)
-        if behind and end >= behind:
-            end = max(end - behind, start)
+    """Append a span, without the token's spaces if they are trimmed, as process_offsets in byte_level.rs does it.
+
+    The one space that the first token of a window keeps makes complements (see TokenizeText in _rows.pxd).
+    """
+    cdef bint may_keep = rules.trim_keeps_prefix and before == 1
+    cdef int32_t inner = end
+    if not rules.trim_offsets:
+        return push_span(spans, start, end)
+    if behind and end >= behind:
+        inner = end - behind
+    if may_keep and (first or start == 0):
+        return push_span(spans, start, max(inner, start))
+    start = min(start + before, end)
+    end = max(inner, start)
+    if may_keep:
+        # Only an end that the start would push is one less together with it.
+        end = ~end if inner < start else end
+        start = ~start
     return push_span(spans, start, end)
 
 
@@ -102,12 +113,19 @@ cdef inline bint is_blank(uint32_t char) noexcept nogil:
     return is_white(char) or char == 0x120
 
 
-cdef inline bint push_added_span(const Rules* rules, const Text* text, const Match* match, bint first,
-                                 Ids* spans) noexcept nogil:
-    """Append the span of an added token; whitespace that it took along is trimmed like a token's own."""
+cdef inline bint push_added_span(const Rules* rules, const Text* text, const Match* match, const int32_t* origins,
+                                 bint first, Ids* spans) noexcept nogil:
+    """Append the span of an added token; whitespace that it took along is trimmed like a token's own.
+
+    `origins` is that of note_positions.
+    """
     cdef int32_t before = 0, behind = 0, length = <int32_t> (match.end - match.start)
+    cdef int32_t start = <int32_t> match.start, last = <int32_t> match.end - 1
     while before < length and is_blank(char_at(text, match.start + before)):
         before += 1
     while behind < length and is_blank(char_at(text, match.end - 1 - behind)):
         behind += 1
-    return push_trimmed(rules, first, <int32_t> match.start, <int32_t> match.end, before, behind, spans)
+    if origins != NULL:
+        start = origins[start]
+        last = origins[last]
+    return push_trimmed(rules, first, start, last + 1, before, behind, spans)

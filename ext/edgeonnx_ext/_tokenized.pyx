@@ -257,6 +257,11 @@ cdef void write_marks(Tokenized rows, id_t* out, Py_ssize_t row, bint type_ids) 
         out += count
 
 
+cdef inline int32_t place_of(int32_t number, bint first) noexcept nogil:
+    """What a number of a span stands for; see TokenizeText in _rows.pxd."""
+    return number if number >= 0 else ~number - first
+
+
 cdef void write_spans(Tokenized rows, id_t* out, Py_ssize_t row) noexcept nogil:
     cdef Py_ssize_t index
     cdef size_t item, count
@@ -271,5 +276,5 @@ cdef void write_spans(Tokenized rows, id_t* out, Py_ssize_t row) noexcept nogil:
         count = rows.part.rows[row].count[text]
         spans = rows.part.spans.items + 2 * rows.part.rows[row].start[text]
         for item in range(2 * count):
-            out[item] = spans[item]
+            out[item] = place_of(spans[item], item < 2)
         out += 2 * count

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgeonnx_ext import _unicode
 
-from edgeonnx_ext._added cimport Match, added_free, added_init, next_added
+from edgeonnx_ext._added cimport Match, added_free, added_init, is_white, next_added
 from edgeonnx_ext._arrays cimport Ids
 from edgeonnx_ext._bert cimport (
     ALONE, LETTER, NOWHERE, SPACE, Action, Record, Rules, Work, add_char, emit, end_word, flush, free_arrays,
@@ -41,6 +41,17 @@ cdef void add_spans(const Rules* rules, Work* work, const Text* text, Py_ssize_t
     end_word(rules, work)
 
 
+cdef inline void emit_match(const Rules* rules, Work* work, const Text* text, const Match* match) noexcept nogil:
+    """Append an added token."""
+    cdef Py_ssize_t first = match.start, last = match.end - 1
+    # A content neither begins nor ends with whitespace here (wordpiece._refuse_what_trimming_changes).
+    while rules.trims_spans and is_white(char_at(text, first)):
+        first += 1
+    while rules.trims_spans and is_white(char_at(text, last)):
+        last -= 1
+    emit(work, match.token_id, <uint32_t> first, <uint32_t> last)
+
+
 cdef bint tokenize_text(const void* engine_rules, void* engine_work, const Text* text, size_t enough, Ids* ids,
                         Ids* spans) noexcept nogil:
     """See TokenizeText in _rows.pxd."""
@@ -63,7 +74,7 @@ cdef bint tokenize_text(const void* engine_rules, void* engine_work, const Text*
         else:
             add_wide(rules, work, text, index, end, target)
         if found:
-            emit(work, match.token_id, <uint32_t> match.start, <uint32_t> (match.end - 1))
+            emit_match(rules, work, text, &match)
             index = match.end
     return not work.out_of_memory
 
@@ -106,6 +117,7 @@ cdef class WordPieceTokenizer(Tokenizer):
             if not trie_add(&self.rules.vocab, token, token_id):
                 raise MemoryError
         added_init(&self.rules.added, model.added_tokens)
+        self.rules.trims_spans = model.trims_spans
         self.rules.unk_id = model.unk_id
         self.rules.max_word_chars = model.max_word_chars
         self.rules.continuing = find_node(&self.rules.vocab, model.prefix)

@@ -14,24 +14,28 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from edgeonnx_ext import _document as document
 from edgeonnx_ext.errors import TokenizerDataError, UnknownTokenizerError
-from edgeonnx_ext.sections import TOP_LEVEL, AddedToken, check_version, read_added_tokens, read_vocab
+from edgeonnx_ext.sections import TOP_LEVEL, AddedToken, check_version, read_added_tokens, read_side, read_vocab
 from edgeonnx_ext.templates import TemplatePiece, Trim, read_templates, read_trim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from edgeonnx_ext._document import Json, Object
+    from edgeonnx_ext.layout import Side
 
-Side = Literal["right", "left"]
 Digits = Literal["single", "runs"]
 Pattern = Literal["whole", "gpt2", "llama3", "qwen2"]
 
 # In the order of the enum `Pattern` in _scan.pxd; "whole" makes a section one piece.
 PATTERNS: Final[tuple[Pattern, ...]] = get_args(Pattern)
 
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# As OpenAI writes it: the possessive quantifiers and the single line break match what those of _LLAMA3 do.
+_GPT4: Final = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 # The regular expressions that the scanners do, letter by letter; any other is refused.
 KNOWN_EXPRESSIONS: Final[Mapping[str, Pattern]] = MappingProxyType(
@@ -39,24 +43,29 @@ KNOWN_EXPRESSIONS: Final[Mapping[str, Pattern]] = MappingProxyType(
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
         _LLAMA3: "llama3",
+        _LLAMA3.replace(_CONTRACTIONS, r"'(?i:[sdmt]|ll|ve|re)"): "llama3",
+        _GPT4: "llama3",
         _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"): "qwen2",
+        _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}").replace(_CONTRACTIONS, r"'(?i:[sdmt]|ll|ve|re)"): "qwen2",
+        _GPT4.replace(r"\p{N}{1,3}", r"\p{N}"): "qwen2",
     }
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BpeModel:
-    """A byte-level BPE tokenizer: pre-tokenizer, vocabulary, merges, added tokens and templates.
+    """A byte-level BPE tokenizer: normalizer, pre-tokenizer, vocabulary, merges, added tokens and templates.
 
     Attributes:
         vocab: Token (in the characters that stand for bytes) to id, read-only; ids are unique and in [0, 2**31).
         merges: Pair of ids to its rank (lowest merges first) and the merged token's id, read-only.
         ignore_merges: A piece that is a token as a whole becomes that token, whatever the merges say.
+        nfc: What stands between added tokens that are not `normalized` is put into Unicode normalization form C.
         pattern: How a section is cut into pieces: the name of a known regular expression, or "whole".
         digits: Digits are cut off before: "single" each alone, "runs" runs of them, None not at all.
         add_prefix_space: A section that does not begin with a space gets one.
         trim: What becomes of spaces in the offsets of tokens.
-        added_tokens: Tokens matched in the text itself.
+        added_tokens: Tokens matched in the text itself; those that are `normalized`, in what `nfc` makes of it.
         single: Template of a text alone; holds SEQUENCE_A once.
         pair: Template of a pair; holds SEQUENCE_A and SEQUENCE_B once each.
         truncation_side: The side at which the document lets texts lose tokens.
@@ -66,6 +75,7 @@ class BpeModel:
     vocab: Mapping[str, int]
     merges: Mapping[tuple[int, int], tuple[int, int]]
     ignore_merges: bool
+    nfc: bool
     pattern: Pattern
     digits: Digits | None
     add_prefix_space: bool
@@ -100,20 +110,21 @@ class BpeModel:
         """As from_tokenizer_json, of the object in the file."""
         document.refuse_unknown_keys(root, TOP_LEVEL, "the top level")
         check_version(root)
-        if root.get("normalizer") is not None:
-            normalizer = document.get_object(root, "normalizer", "")
-            raise UnknownTokenizerError(f"normalizer type {normalizer.get('type')!r} at normalizer")
         model = document.get_object(root, "model", "")
         _refuse_model_features(model)
         vocab = read_vocab(document.get_object(model, "vocab", "model"))
         _check_unknown_token(model, vocab)
+        nfc = _read_normalizer(root)
         added = read_added_tokens(root, vocab, normalizer=False)
+        if nfc:
+            _refuse_contents_that_may_change(added)
         single, pair = read_templates(root, {**vocab, **{token.content: token.token_id for token in added}})
         pattern, digits, add_prefix_space = _read_pre_tokenizer(root)
         return cls(
             vocab=MappingProxyType(vocab),
             merges=MappingProxyType(_read_merges(model, vocab)),
             ignore_merges="ignore_merges" in model and document.get_flag(model, "ignore_merges", "model"),
+            nfc=nfc,
             pattern=pattern,
             digits=digits,
             add_prefix_space=add_prefix_space,
@@ -121,8 +132,8 @@ class BpeModel:
             added_tokens=added,
             single=single,
             pair=pair,
-            truncation_side=_read_side(root, "truncation"),
-            padding_side=_read_side(root, "padding"),
+            truncation_side=read_side(root, "truncation"),
+            padding_side=read_side(root, "padding"),
         )
 
     def special_count(self, *, pair: bool) -> int:
@@ -214,14 +225,20 @@ def _read_merge(entry: Json, *, spelled_out: bool, rank: int) -> tuple[str, str]
     raise TokenizerDataError(f"tokenizer.json: expected {form} as merge {rank} of model.merges, found {entry!r}")
 
 
-def _read_side(root: Object, key: str) -> Side:
-    section = root.get(key)
-    if section is not None and not isinstance(section, dict):
-        raise TokenizerDataError(f"tokenizer.json: expected an object or null at {key}, found {section!r}")
-    direction = section.get("direction", "Right") if section else "Right"
-    if direction not in {"Right", "Left"}:
-        raise TokenizerDataError(f"tokenizer.json: expected Right or Left at {key}.direction, found {direction!r}")
-    return "left" if direction == "Left" else "right"
+def _read_normalizer(root: Object) -> bool:
+    """Return whether there is one: it is null, NFC, or a sequence of NFC alone, or of none."""
+    if root.get("normalizer") in (None, {"type": "Sequence", "normalizers": []}):
+        return False
+    normalizer, path = document.unwrap(root, "normalizer", "normalizers", {"NFC"})
+    document.refuse_unknown_keys(normalizer, {"type"}, path)
+    return True
+
+
+def _refuse_contents_that_may_change(added: tuple[AddedToken, ...]) -> None:
+    """Refuse a `normalized` token of other characters than ASCII's: the library looks for NFC of its content."""
+    for token in added:
+        if token.normalized and not token.content.isascii():
+            raise UnknownTokenizerError(f"added token {token.content!r} with normalized at added_tokens, beside NFC")
 
 
 def _read_pre_tokenizer(root: Object) -> tuple[Pattern, Digits | None, bool]:
@@ -274,8 +291,10 @@ def _pre_tokenizers(root: Object) -> list[tuple[Object, str]]:
 
 def _read_split(section: Object, path: str) -> Pattern:
     document.refuse_unknown_keys(section, {"type", "pattern", "behavior", "invert"}, path)
-    if section.get("behavior") != "Isolated" or document.get_flag(section, "invert", path):
-        raise UnknownTokenizerError(f"Split that is {section.get('behavior')!r}, or inverted, at {path}")
+    # Each known expression matches at every character, so that there is nothing between its matches to be removed.
+    behavior = (section.get("behavior"), document.get_flag(section, "invert", path))
+    if behavior not in (("Isolated", False), ("Removed", True)):
+        raise UnknownTokenizerError(f"Split that is {behavior[0]!r}, or inverted, at {path}")
     pattern = document.get_object(section, "pattern", path)
     document.refuse_unknown_keys(pattern, {"Regex"}, f"{path}.pattern")
     expression = document.get_text(pattern, "Regex", f"{path}.pattern")

@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edgeonnx_ext import _document as document
-from edgeonnx_ext.errors import TokenizerDataError
+from edgeonnx_ext._word_chars import WHITESPACE
+from edgeonnx_ext.errors import TokenizerDataError, UnknownTokenizerError
 from edgeonnx_ext.sections import TOP_LEVEL, AddedToken, check_version, read_added_tokens, read_side, read_vocab
-from edgeonnx_ext.templates import TemplatePiece, read_templates
+from edgeonnx_ext.templates import TemplatePiece, Trim, read_templates, read_trim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,7 @@ class WordPieceModel:
         strip_accents: Decompose and remove nonspacing marks (null in the document follows `lowercase`: resolved here).
         lowercase: Lower-case each code point.
         added_tokens: Tokens matched in the raw text.
+        trims_spans: Whitespace that added tokens take along does not belong to their offsets.
         single: Template of a text alone; holds SEQUENCE_A once.
         pair: Template of a pair; holds SEQUENCE_A and SEQUENCE_B once each.
         truncation_side: The side at which the document lets texts lose tokens.
@@ -57,6 +59,7 @@ class WordPieceModel:
     pair: tuple[TemplatePiece, ...]
     truncation_side: Side = "right"
     padding_side: Side = "right"
+    trims_spans: bool = False
 
     @classmethod
     def from_tokenizer_json(cls, data: bytes) -> WordPieceModel:
@@ -86,6 +89,9 @@ class WordPieceModel:
         added = read_added_tokens(root, vocab, normalizer=True)
         known = {**vocab, **{token.content: token.token_id for token in added}}
         single, pair = read_templates(root, known)
+        trim = read_trim(root)
+        if trim.spaces:
+            _refuse_what_trimming_changes(vocab, added, trim)
         flags = _read_normalizer(root)
         _read_pre_tokenizer(root)
         return cls(
@@ -102,6 +108,7 @@ class WordPieceModel:
             pair=pair,
             truncation_side=read_side(root, "truncation"),
             padding_side=read_side(root, "padding"),
+            trims_spans=trim.spaces,
         )
 
     def special_count(self, *, pair: bool) -> int:
@@ -122,6 +129,24 @@ def _read_model(model: Object) -> tuple[dict[str, int], int, str, int]:
         )
     prefix = document.get_text(model, "continuing_subword_prefix", "model")
     return vocab, vocab[unk_token], prefix, document.get_index(model, "max_input_chars_per_word", "model")
+
+
+def _refuse_what_trimming_changes(vocab: Mapping[str, int], added: tuple[AddedToken, ...], trim: Trim) -> None:
+    """Refuse tokens whose offsets a post-processor for byte-level BPE would cut in ways that the kernels do not.
+
+    It takes whitespace, and the character that stands for a space in byte-level BPE, off both ends of every token.
+    Without such tokens (MPNet has none) only the whitespace that added tokens take along is left to it.
+    """
+    blank = "".join(WHITESPACE) + "\u0120"
+    for token in (*vocab, *(token.content for token in added)):
+        if token != token.strip(blank):
+            raise UnknownTokenizerError(f"trim_offsets at post_processor, with the token {token!r}")
+    for taking in added:
+        if taking.lstrip and trim.keeps_prefix:
+            raise UnknownTokenizerError(
+                f"trim_offsets and add_prefix_space at post_processor, with lstrip of the added token "
+                f"{taking.content!r}"
+            )
 
 
 def _read_normalizer(root: Object) -> dict[str, bool]:

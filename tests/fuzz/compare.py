@@ -1,10 +1,10 @@
-"""The large comparison: the same random strings for every real tokenizer, ours against the `tokenizers` library."""
+"""The large comparisons: random strings, and every code point, ours against the `tokenizers` library."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,8 @@ from tokenizers import Encoding, Tokenizer
 
 from tests.fuzz import documents
 from tests.fuzz.strings import random_text
+from tests.support.texts import vader_texts
+from tests.support.tokenizers import qwen_bpe_json
 
 BATCH = 4000
 SHOWN = 5
@@ -58,23 +60,46 @@ def _flat(encodings: Sequence[Encoding], read: Callable[[Encoding], Any]) -> np.
     return np.fromiter(chain.from_iterable(map(read, encodings)), dtype=np.int64)
 
 
-def compare_strings(seed: int, count: int, found: Mapping[str, bytes] | None = None) -> bool:
-    """Compare ids and offsets of `count` strings for every tokenizer; print mismatches, and return whether none is."""
+def code_points() -> Iterator[list[str]]:
+    """Every code point but the surrogates: alone, between two letters, and behind an apostrophe."""
+    for start in range(0, 0x110000, BATCH):
+        chars = [chr(code) for code in range(start, min(start + BATCH, 0x110000)) if not 0xD800 <= code < 0xE000]
+        for before, behind in (("", ""), ("a", "b"), ("'", "")):
+            if chars:
+                yield [before + char + behind for char in chars]
+
+
+def compare(title: str, texts_for: Callable[[Tokenizer], Iterator[list[str]]]) -> bool:
+    """Compare ids and offsets for every tokenizer; print mismatches, and return whether none is.
+
+    Args:
+        title: What the texts are, for the line that is printed.
+        texts_for: Batches of texts for one of the tokenizers.
+    """
     total = 0
-    for name, data in (found or documents.large_documents()).items():
+    for name, data in {**documents.large_documents(), "qwen2": qwen_bpe_json(vader_texts())}.items():
         begin = time.monotonic()
         library = Tokenizer.from_str(data.decode())
         library.no_padding()
         library.no_truncation()
         kernel = open_kernel(data)
-        wrong = 0
-        for start, texts in zip(
-            range(seed, seed + count, BATCH), batches(seed, count, documents.added_contents(library)), strict=True
-        ):
+        wrong = count = 0
+        for texts in texts_for(library):
             for row in mismatches(kernel, library, texts):
                 wrong += 1
                 if wrong <= SHOWN:
-                    print(f"  {name}, seed {start + row}: {texts[row]!a}")
-        print(f"{name:<12}{count:>9} strings   {wrong} mismatches   {time.monotonic() - begin:.0f} s", flush=True)
+                    print(f"  {name}, {title} {count + row}: {texts[row]!a}")
+            count += len(texts)
+        print(f"{name:<12}{count:>9} {title}   {wrong} mismatches   {time.monotonic() - begin:.0f} s", flush=True)
         total += wrong
     return not total
+
+
+def compare_code_points() -> bool:
+    """Compare every code point in three contexts."""
+    return compare("code points in context", lambda _: code_points())
+
+
+def compare_strings(seed: int, count: int) -> bool:
+    """Compare `count` random strings; the number of one that differs is the seed that makes it again, less `seed`."""
+    return compare("strings", lambda library: batches(seed, count, documents.added_contents(library)))

@@ -3,10 +3,11 @@
     python -m tests.fuzz.run TARGET... [--seconds 60] [--seed 0] [--count N]
     python -m tests.fuzz.run all --seconds 10
     python -m tests.fuzz.run strings --count 200000
+    python -m tests.fuzz.run code-points
     python -m tests.fuzz.run --list
 
-Attempt i of a run has the seed SEED + i; a failure prints the command that repeats it alone. `strings` is the large
-comparison with the `tokenizers` library: the same random strings for every tokenizer, in batches.
+Attempt i of a run has the seed SEED + i; a failure prints the command that repeats it alone. `strings` and
+`code-points` are the large comparisons with the `tokenizers` library, for every real tokenizer, in batches.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import traceback
 
 from tests.fuzz.registry import TARGETS
 from tests.fuzz.target import Target, attempt_until
+
+COMPARISONS = ("strings", "code-points")
 
 
 def run(target: Target, seed: int, count: int | None, seconds: float) -> bool:
@@ -38,7 +41,9 @@ def run(target: Target, seed: int, count: int | None, seconds: float) -> bool:
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description="Fuzz the kernels of the extension.")
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"strings, all, or: {', '.join(TARGETS)}")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"{', '.join(COMPARISONS)}, all, or: {', '.join(TARGETS)}"
+    )
     parser.add_argument(
         "--seconds", type=float, default=None, help="for each target (60, or no end if --count is given)"
     )
@@ -51,20 +56,22 @@ def main() -> None:
             print(f"{target.name:<12} {target.invariant}")
         return
     names = [name for given in arguments.targets for name in (TARGETS if given == "all" else [given])]
-    unknown = [name for name in names if name not in TARGETS and name != "strings"]
+    unknown = [name for name in names if name not in TARGETS and name not in COMPARISONS]
     if unknown:
-        parser.error(f"expected targets among strings, all, {', '.join(TARGETS)}, found {', '.join(unknown)}")
+        parser.error(
+            f"expected targets among {', '.join(COMPARISONS)}, all, {', '.join(TARGETS)}, found {', '.join(unknown)}"
+        )
     seconds = arguments.seconds or (math.inf if arguments.count else 60.0)
     held = [_run_named(name, arguments.seed, arguments.count, seconds) for name in names]
     sys.exit(0 if all(held) else 1)
 
 
 def _run_named(name: str, seed: int, count: int | None, seconds: float) -> bool:
-    if name != "strings":
+    if name in TARGETS:
         return run(TARGETS[name], seed, count, seconds)
-    from tests.fuzz.compare import compare_strings
+    from tests.fuzz.compare import compare_code_points, compare_strings
 
-    return compare_strings(seed, count or 200_000)
+    return compare_code_points() if name == "code-points" else compare_strings(seed, count or 200_000)
 
 
 if __name__ == "__main__":

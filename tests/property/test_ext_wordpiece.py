@@ -82,7 +82,7 @@ def expected_rows(library: Tokenizer, inputs: list[Any], max_length: int) -> lis
     return [[row.ids, row.attention_mask, row.type_ids, row.offsets] for row in library.encode_batch(inputs)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(flags=st.sampled_from(FLAGS), batch=st.lists(texts, min_size=1, max_size=4), max_length=st.integers(2, 40))
 def test_texts_give_the_rows_of_the_library(flags: Any, batch: list[str], max_length: int) -> None:
     library, kernel, twin = tokenizers_for(flags)
@@ -92,7 +92,7 @@ def test_texts_give_the_rows_of_the_library(flags: Any, batch: list[str], max_le
     assert rows(twin, batch, None, max_length, True) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(flags=st.sampled_from(FLAGS), pair=st.tuples(texts, texts), max_length=st.integers(3, 24))
 def test_pairs_give_the_rows_of_the_library(flags: Any, pair: tuple[str, str], max_length: int) -> None:
     library, kernel, twin = tokenizers_for(flags)

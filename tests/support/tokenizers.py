@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -34,7 +35,9 @@ def smollm2_tokenizer_json() -> bytes:
         folder = Path(spec.submodule_search_locations[0])
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
         CACHE.mkdir(parents=True, exist_ok=True)
-        cached.write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
+        made = cached.with_suffix(f".{os.getpid()}")  # two test processes may make it at the same time
+        made.write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
+        made.replace(cached)
     return cached.read_bytes()
 
 
@@ -70,6 +73,24 @@ def trained_bpe_json(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str().encode()
+
+
+def qwen_bpe_json(texts: list[str], *, vocab_size: int = 2000) -> bytes:
+    """Return a tokenizer that is built like Qwen's: NFC, its pattern, and added tokens behind the vocabulary."""
+    from tokenizers import AddedToken, Tokenizer, normalizers
+
+    root = json.loads(trained_bpe_json("qwen2", texts, vocab_size=vocab_size))
+    # The trainer has put its special token into the vocabulary; Qwen's stand behind it.
+    ids = {token: token_id for token, token_id in root["model"]["vocab"].items() if token != "<|endoftext|>"}
+    root["model"]["vocab"] = {token: index for index, token in enumerate(sorted(ids, key=ids.__getitem__))}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    root |= {"added_tokens": [], "post_processor": byte_level, "decoder": byte_level}
+    root["pre_tokenizer"]["pretokenizers"][1] = byte_level
+    tokenizer = Tokenizer.from_str(json.dumps(root))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
     return tokenizer.to_str().encode()
 
 

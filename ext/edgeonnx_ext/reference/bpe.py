@@ -17,6 +17,7 @@ from edgeonnx_ext._word_chars import WHITESPACE
 from edgeonnx_ext.bpe import byte_characters
 from edgeonnx_ext.reference import rows
 from edgeonnx_ext.reference.added import sections
+from edgeonnx_ext.reference.nfc import nfc_aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,6 +184,21 @@ def merge(model: BpeModel, data: bytes) -> list[Symbol]:
     return [symbol for symbol in symbols if symbol.data]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """An added token, or what stands between two of them.
+
+    Attributes:
+        text: Its characters, normalized unless it is an added token of the plain set.
+        origins: The character of the whole text that each one stands for.
+        added: The added token's id, or None.
+    """
+
+    text: str
+    origins: list[int]
+    added: int | None
+
+
 class BpeTokenizer(rows.Tokenizer):
     """A byte-level BPE tokenizer: text to ids, exactly as Hugging Face `tokenizers` gives them.
 
@@ -199,36 +215,41 @@ class BpeTokenizer(rows.Tokenizer):
     def _tokenize(self, text: str, enough: int | None) -> tuple[list[int], list[tuple[int, int]]]:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        for start, end, added in self._sections(text):
+        for section in self._sections(text):
             if enough is not None and len(ids) >= enough:
                 break
-            if added is not None:
-                spans.append(self._trimmed(text[start:end], (start, end), first=not ids))
-                ids.append(added)
-                continue
-            for token_id, token, span in self._tokens(text[start:end], start):
+            for token_id, token, span in self._tokens(section):
                 spans.append(self._trimmed(token, span, first=not ids))
                 ids.append(token_id)
                 if enough is not None and len(ids) >= enough:
                     break
         return ids, spans
 
-    def _sections(self, text: str) -> Iterator[tuple[int, int, int | None]]:
-        """Yield added tokens with their ids, and what stands between them: the normalized ones are looked for last."""
+    def _sections(self, text: str) -> Iterator[Section]:
+        """Yield added tokens, and what stands between them: the normalized ones are looked for last, in NFC."""
         for start, end, added in sections(self._plain, text):
-            if added is None:
-                yield from sections(self._normalized, text, start, end)
-            else:
-                yield start, end, added
+            between, origins = text[start:end], list(range(start, end))
+            if added is not None:
+                yield Section(text=between, origins=origins, added=added)
+                continue
+            if self._model.nfc:
+                between, positions = nfc_aligned(between)
+                origins = [start + position for position in positions.tolist()]
+            for first, last, normalized in sections(self._normalized, between):
+                yield Section(text=between[first:last], origins=origins[first:last], added=normalized)
 
-    def _tokens(self, section: str, start: int) -> Iterator[tuple[int, str, tuple[int, int]]]:
-        """Yield id, spelling and span of each token of a section that begins at the text's character `start`."""
-        at = start
-        if self._model.add_prefix_space and not section.startswith(" "):
-            section, at = f" {section}", start - 1
-        for piece in pieces(self._model, section):
+    def _tokens(self, section: Section) -> Iterator[tuple[int, str, tuple[int, int]]]:
+        """Yield id, spelling and span of each token of a section."""
+        if section.added is not None:
+            yield section.added, section.text, (section.origins[0], section.origins[-1] + 1)
+            return
+        text, origins = section.text, section.origins
+        if self._model.add_prefix_space and not text.startswith(" "):
             # The prefix space counts as part of the character behind it.
-            chars = [max(at + index, start) for index, char in enumerate(piece) for _ in char.encode()]
+            text, origins = f" {text}", [origins[0], *origins]
+        at = 0
+        for piece in pieces(self._model, text):
+            chars = [origins[at + index] for index, char in enumerate(piece) for _ in char.encode()]
             yield from self._piece_tokens(piece.encode(), chars)
             at += len(piece)
 
@@ -252,15 +273,26 @@ class BpeTokenizer(rows.Tokenizer):
             start = end
 
     def _trimmed(self, token: str, span: tuple[int, int], *, first: bool) -> tuple[int, int]:
-        """Return the span without the token's spaces, as process_offsets in byte_level.rs trims it."""
+        """Return the span without the token's spaces, as process_offsets in byte_level.rs trims it.
+
+        There the first token of a window keeps a space that may be the prefix space; `rows` knows the windows, so a
+        number which that changes becomes its complement.
+        """
         if not self._model.trim.spaces:
             return span
         blank = "".join(WHITESPACE) + SPACE_CHARACTER
         before, behind = len(token) - len(token.lstrip(blank)), len(token) - len(token.rstrip(blank))
-        start, end = span
-        if before == 1 and self._model.trim.keeps_prefix and (first or start == 0):
-            before = 0
-        start = min(start + before, end)
-        if behind and end >= behind:
-            end = max(end - behind, start)
-        return start, end
+        may_keep = before == 1 and self._model.trim.keeps_prefix
+        kept = _without_spaces(span, 0 if may_keep else before, behind)
+        if first or span[0] == 0:
+            return kept
+        start, end = _without_spaces(span, before, behind)
+        return start if start == kept[0] else ~start, end if end == kept[1] else ~end
+
+
+def _without_spaces(span: tuple[int, int], before: int, behind: int) -> tuple[int, int]:
+    start, end = span
+    start = min(start + before, end)
+    if behind and end >= behind:
+        end = max(end - behind, start)
+    return start, end

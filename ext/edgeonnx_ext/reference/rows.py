@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from edgeonnx_ext.layout import Truncation
     from edgeonnx_ext.templates import TemplatePiece
 
+    Span = tuple[int, int]
     # Of one text: its ids, and start and end of each in characters.
-    Encoded = tuple[list[int], list[tuple[int, int]]]
+    Encoded = tuple[list[int], list[Span]]
 
 _NOTHING: Encoded = ([], [])
 
@@ -157,7 +158,11 @@ class Tokenizer:
         self._pair = pair
 
     def _tokenize(self, text: str, enough: int | None) -> Encoded:
-        """Return the ids of `text`, without the template's, and their characters; may stop after `enough` ids."""
+        """Return the ids of `text`, without the template's, and their characters; may stop after `enough` ids.
+
+        A number that is one less if the token is the first of its window (the library trims offsets after truncation)
+        stands there as its complement, below 0.
+        """
         raise NotImplementedError
 
     def tokenize(
@@ -212,7 +217,9 @@ class Tokenizer:
     ) -> Iterator[tuple[Encoded, Encoded]]:
         """Yield the row of a text or pair, and the rows of what overflowed."""
         if truncation is None or budget is None:
-            yield self._tokenize(text, None), _NOTHING if second is None else self._tokenize(second, None)
+            texts = (text,) if second is None else (text, second)
+            first, *others = (_window(self._tokenize(part, None), (0, None)) for part in texts)
+            yield first, others[0] if others else _NOTHING
             return
         # All tokens of a pair are counted: which of two overlong texts keeps the odd token depends on the longer one.
         enough = budget if second is None and truncation.side == "right" and not truncation.overflow else None
@@ -238,5 +245,13 @@ def windows_of(length: int, room: int, stride: int, side: Any, *, overflow: bool
     return [(0, min(room, length)) if side == "right" else (max(0, length - room), length)]
 
 
-def _window(encoded: Encoded, window: tuple[int, int]) -> Encoded:
-    return encoded[0][slice(*window)], encoded[1][slice(*window)]
+def _window(encoded: Encoded, window: tuple[int, int | None]) -> Encoded:
+    ids, spans = encoded
+    kept = enumerate(spans[slice(*window)])
+    return ids[slice(*window)], [_placed(span, first=index == 0) for index, span in kept]
+
+
+def _placed(span: Span, *, first: bool) -> Span:
+    """Return what the numbers of a span stand for; see `_tokenize`."""
+    start, end = (number if number >= 0 else ~number - first for number in span)
+    return start, end

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edgeonnx_ext import _unicode
+from edgeonnx_ext._word_chars import WHITESPACE
 from edgeonnx_ext.reference import rows
 from edgeonnx_ext.reference.added import sections
 
@@ -91,6 +92,15 @@ def words(chars: Iterable[Placed]) -> Iterator[list[Placed]]:
         yield word
 
 
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return start and end of an added token without the whitespace that it took along."""
+    while text[start] in WHITESPACE:
+        start += 1
+    while text[end - 1] in WHITESPACE:
+        end -= 1
+    return start, end
+
+
 class WordPieceTokenizer(rows.Tokenizer):
     """BERT's tokenizer: text to ids, exactly as Hugging Face `tokenizers` gives them.
 
@@ -109,7 +119,7 @@ class WordPieceTokenizer(rows.Tokenizer):
         for start, end, added in sections(self._model.added_tokens, text):
             if added is not None:
                 ids.append(added)
-                spans.append((start, end))
+                spans.append(_trimmed(text, start, end) if self._model.trims_spans else (start, end))
                 continue
             for word in words(normalize(self._model, zip(text[start:end], range(start, end), strict=True))):
                 for token_id, first, stop in self._split("".join(char for char, _ in word)):

@@ -83,17 +83,17 @@ def opened(twin: SimpleNamespace, data: bytes) -> tuple[Tokenizer, Any]:
     return read(data)[0], kernel_of(twin.BpeTokenizer, data)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def read(data: bytes) -> tuple[Tokenizer, BpeModel]:
     return Tokenizer.from_str(data.decode()), BpeModel.from_tokenizer_json(data)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def kernel_of(kind: type, data: bytes) -> Any:
     return kind(read(data)[1])
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def trained(kind: Kind, *, add_prefix_space: bool = False, trim_offsets: bool = True) -> bytes:
     return trained_bpe_json(
         kind, vader_texts()[:300], vocab_size=1000, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets
@@ -122,11 +122,11 @@ def test_smollm2(twin: SimpleNamespace) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["smollm2", "gpt2", "llama3", "qwen2", "digits"])
+@pytest.mark.parametrize("kind", ["smollm2", "llama3"])
 def test_all_real_texts(twin: SimpleNamespace, kind: Any) -> None:
     texts = vader_texts()
-    texts = texts if twin.kind == "compiled" else texts[::20]
-    data = smollm2_tokenizer_json() if kind == "smollm2" else trained_bpe_json(kind, texts[::4], vocab_size=8000)
+    texts = texts if twin.kind == "compiled" else texts[::100]
+    data = smollm2_tokenizer_json() if kind == "smollm2" else trained_bpe_json(kind, texts[::40], vocab_size=3000)
     library, kernel = opened(twin, data)
     assert encoded(kernel, texts) == expected(library, texts)
 
@@ -148,12 +148,13 @@ def test_code_points_in_every_place(twin: SimpleNamespace, kind: Kind) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "llama3", "qwen2", "digits"])
-def test_all_code_points_in_every_place(twin: SimpleNamespace, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", ["gpt2", "llama3"])
+def test_many_code_points_in_every_place(twin: SimpleNamespace, kind: Kind) -> None:
+    """One in 97; `python -m tests.fuzz.run code-points` takes all, and test_ext_regex_unicode.py the class of each."""
     if twin.kind == "reference":
-        pytest.skip("the compiled kernel takes every code point, the twin the sample of the test above")
+        pytest.skip("the compiled kernel takes many code points, the twin the sample of the test above")
     library, kernel = opened(twin, pairing_bpe_json(kind))
-    texts = code_point_texts(1)
+    texts = code_point_texts(97)
     for start in range(0, len(texts), 5000):
         assert encoded(kernel, texts[start : start + 5000]) == expected(library, texts[start : start + 5000])
 
@@ -181,7 +182,7 @@ def test_pieces_that_cross_64_bytes(twin: SimpleNamespace, kind: Kind) -> None:
         for shape in shapes
         for length in (0, *range(57, 66), *range(124, 129))
         for letter in "aegkz"
-    ]
+    ][:: 1 if twin.kind == "compiled" else 13]
     assert encoded(kernel, texts) == expected(library, texts)
 
 

@@ -14,6 +14,7 @@ from tests.support.tokenizers import LLAMA3, QWEN2, smollm2_tokenizer_json
 
 Edit = Callable[[dict[str, Any]], object]
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+NFC = {"type": "NFC"}
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 LAST = {**BYTE_LEVEL, "use_regex": False}
@@ -66,6 +67,10 @@ def put(path: str, value: object) -> Edit:
         root[last] = value
 
     return edit
+
+
+def added(content: str, token_id: int, **flags: bool) -> dict[str, Any]:
+    return {"id": token_id, "content": content, "special": False, **FLAGS, **flags}
 
 
 def split(pattern: str, **changes: object) -> dict[str, Any]:
@@ -136,6 +141,7 @@ def test_only_tokens_in_the_alphabet_are_spelled() -> None:
         (chain(split(GPT2), LAST), "gpt2", None),
         (chain(split(LLAMA3), LAST), "llama3", None),
         (chain(split(QWEN2), LAST), "qwen2", None),
+        (chain(split(LLAMA3, behavior="Removed", invert=True), LAST), "llama3", None),
         (chain({"type": "Digits", "individual_digits": True}, BYTE_LEVEL), "gpt2", "single"),
         (chain({"type": "Digits", "individual_digits": False}, BYTE_LEVEL), "gpt2", "runs"),
     ],
@@ -144,6 +150,19 @@ def test_known_pre_tokenizers(edit: Edit, pattern: str, digits: str | None) -> N
     model = read(edit)
     assert (model.pattern, model.digits) == (pattern, digits)
     assert pattern in PATTERNS
+
+
+@pytest.mark.parametrize("normalizer", [NFC, {"type": "Sequence", "normalizers": [NFC]}])
+def test_nfc_is_known_alone_and_in_a_sequence(normalizer: object) -> None:
+    assert read(put("normalizer", normalizer)).nfc
+    assert not read().nfc
+    assert not read(put("normalizer", {"type": "Sequence", "normalizers": []})).nfc
+
+
+def test_normalized_tokens_of_ascii_may_stand_beside_nfc() -> None:
+    tokens = [added("<a>", 259, normalized=True), added("<é>", 260)]
+    model = read(lambda root: (root.update(normalizer=NFC), root["added_tokens"].extend(tokens)))
+    assert [(token.content, token.normalized) for token in model.added_tokens[1:]] == [("<a>", True), ("<é>", False)]
 
 
 def test_pairs_are_the_same_merges_as_texts() -> None:
@@ -170,7 +189,17 @@ def test_missing_bytes_are_fine_without_an_unknown_token() -> None:
 UNKNOWN: list[tuple[Edit, str]] = [
     (put("version", "2.0"), "version '2.0'"),
     (put("later", 1), "field 'later' at the top level"),
-    (put("normalizer", {"type": "NFC"}), "normalizer type 'NFC' at normalizer"),
+    (put("normalizer", {"type": "NFKC"}), "normalizer type 'NFKC' at normalizer"),
+    (put("normalizer", {"type": "NFC", "later": 1}), "field 'later' at normalizer"),
+    (put("normalizer", {"type": "Sequence", "normalizers": [NFC, NFC]}), "2 sections at normalizer.normalizers"),
+    (
+        put("normalizer", {"type": "Sequence", "normalizers": [NFC, {"type": "Strip"}]}),
+        r"type 'Strip' at normalizer.normalizers\[1\]",
+    ),
+    (
+        lambda root: (root.update(normalizer=NFC), root["added_tokens"].append(added("<é>", 259, normalized=True))),
+        "added token '<é>' with normalized at added_tokens, beside NFC",
+    ),
     (put("model.type", "WordPiece"), "model type 'WordPiece' at model"),
     (put("model.later", 1), "field 'later' at model"),
     (put("model.dropout", 0.1), "dropout 0.1 at model.dropout"),
@@ -190,6 +219,7 @@ UNKNOWN: list[tuple[Edit, str]] = [
     (chain({"type": "Punctuation"}, LAST), r"type 'Punctuation' at pre_tokenizer.pretokenizers\[0\]"),
     (chain(split(GPT2 + "|x"), LAST), r"regular expression .* at pre_tokenizer.pretokenizers\[0\].pattern.Regex"),
     (chain(split(GPT2, behavior="Removed"), LAST), r"Split that is 'Removed'"),
+    (chain(split(GPT2, behavior="Removed"), LAST), r"or inverted, at pre_tokenizer.pretokenizers\[0\]"),
     (chain(split(GPT2, invert=True), LAST), r"or inverted, at pre_tokenizer.pretokenizers\[0\]"),
     (chain({**split(GPT2), "pattern": {"String": " "}}, LAST), "field 'String' at"),
     (chain(split(GPT2), BYTE_LEVEL), "use_regex True behind Split at"),

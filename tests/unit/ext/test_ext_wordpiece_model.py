@@ -71,6 +71,20 @@ def put(path: str, value: object) -> Edit:
     return edit
 
 
+ROBERTA = {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": True}
+
+
+def trimming(vocab: dict[str, int], *, add_prefix_space: bool = False, **changes: object) -> Edit:
+    """MPNet's post-processor, which trims offsets; `vocab` joins the vocabulary, `changes` an added token."""
+
+    def edit(root: dict[str, Any]) -> None:
+        root["post_processor"] = {**ROBERTA, "add_prefix_space": add_prefix_space}
+        root["model"]["vocab"] |= vocab
+        added(**changes)(root)
+
+    return edit
+
+
 def test_minilm_is_read_whole(minilm: WordPieceModel) -> None:
     assert len(minilm.vocab) == 30522
     assert (minilm.unk_id, minilm.prefix, minilm.max_word_chars) == (100, "##", 100)
@@ -120,6 +134,12 @@ def test_of_two_added_tokens_of_one_content_the_last_counts() -> None:
     assert [token.lstrip for token in tokens if token.content == "[SEP]"] == [True]
 
 
+def test_offsets_are_trimmed_where_the_post_processor_says_so() -> None:
+    assert not WordPieceModel.from_tokenizer_json(edited(lambda root: None)).trims_spans
+    for edit in (trimming({"aĠb": 9}, lstrip=True), trimming({}, add_prefix_space=True, rstrip=True)):
+        assert WordPieceModel.from_tokenizer_json(edited(edit)).trims_spans
+
+
 def test_an_empty_prefix_is_a_prefix() -> None:
     assert WordPieceModel.from_tokenizer_json(edited(put("model.continuing_subword_prefix", ""))).prefix == ""
 
@@ -164,6 +184,12 @@ UNKNOWN: list[tuple[Edit, str]] = [
     (put("normalizer", {"type": "Sequence", "normalizers": [BERT, BERT]}), "2 sections at normalizer.normalizers"),
     (put("pre_tokenizer.type", "Whitespace"), "pre_tokenizer type 'Whitespace' at pre_tokenizer"),
     (put("pre_tokenizer", None), "no pre_tokenizer"),
+    (trimming({"Ġa": 9}), "trim_offsets at post_processor, with the token 'Ġa'"),
+    (
+        trimming({}, add_prefix_space=True, lstrip=True),
+        r"trim_offsets and add_prefix_space .* lstrip of the added token '\[SEP\]'",
+    ),
+    (trimming({"a\u3000": 9}), "trim_offsets at post_processor, with the token 'a"),
     (put("post_processor.type", "Unheard"), "post_processor type 'Unheard' at post_processor"),
     (put("post_processor.single", []), r"template with the sequences \[\] at post_processor.single"),
     (
