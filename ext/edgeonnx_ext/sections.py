@@ -46,7 +46,7 @@ class AddedToken:
         lstrip: Takes the whitespace before it along, up to the added token before.
         rstrip: Takes the whitespace after it along.
         normalized: Is looked for after the tokens that are not, in what they leave; and in normalized text, so that
-            `read_added_tokens` takes it only where there is no normalizer.
+            `read_added_tokens` takes it only where there is no normalizer, or one that keeps it (NFC and ASCII).
     """
 
     content: str

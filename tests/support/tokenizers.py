@@ -102,7 +102,7 @@ def pairing_bpe_json(kind: Kind, *, add_prefix_space: bool = False) -> bytes:
     """
     from tokenizers import Tokenizer, models
 
-    letters = _byte_letters()
+    letters = byte_letters()
     vocab = {letter: byte for byte, letter in enumerate(letters)}
     # 40503 is odd: a permutation of the 65,536 pairs.
     order = [(40503 * index + 12345) % 65536 for index in range(65536)]
@@ -115,7 +115,7 @@ def pairing_bpe_json(kind: Kind, *, add_prefix_space: bool = False) -> bytes:
     return json.dumps(root).encode()
 
 
-def _byte_letters() -> str:
+def byte_letters() -> str:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return "".join(chr(byte if byte in visible else next(others)) for byte in range(256))
