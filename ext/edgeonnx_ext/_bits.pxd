@@ -9,9 +9,11 @@ cdef extern from *:
     #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
     #define EDGEONNX_KEEP_BYTES(word, count) ((word) & (~0ULL << (64 - 8 * (count))))
     #define EDGEONNX_LITTLE(word) __builtin_bswap64(word)
+    #define EDGEONNX_LOW_BYTE_FIRST 0
     #else
     #define EDGEONNX_KEEP_BYTES(word, count) ((word) & (~0ULL >> (64 - 8 * (count))))
     #define EDGEONNX_LITTLE(word) (word)
+    #define EDGEONNX_LOW_BYTE_FIRST 1
     #endif
     #if defined(__GNUC__) || defined(__clang__)
     #define EDGEONNX_FETCH_AHEAD(address) __builtin_prefetch(address)
@@ -30,6 +32,8 @@ cdef extern from *:
     uint64_t keep_bytes "EDGEONNX_KEEP_BYTES"(uint64_t word, size_t count) noexcept nogil
     # 8 bytes as a number whose lowest byte is the first of them.
     uint64_t little "EDGEONNX_LITTLE"(uint64_t word) noexcept nogil
+    # Whether the first byte of a number in memory is its lowest.
+    bint LOW_BYTE_FIRST "EDGEONNX_LOW_BYTE_FIRST"
     # Let the processor load a cache line that is read soon.
     void fetch_ahead "EDGEONNX_FETCH_AHEAD"(const void* address) noexcept nogil
     # The number of the lowest bit that is set; there must be one.

@@ -9,19 +9,20 @@ from libc.string cimport memcpy
 
 from edgeonnx_ext._added cimport Match, added_free, added_init, next_added
 from edgeonnx_ext._arrays cimport Ids, push_id, reserve_ids
+from edgeonnx_ext._bits cimport LOW_BYTE_FIRST, fetch_ahead, lowest_bit
 from edgeonnx_ext._cache cimport CACHE_KEY, CacheLine, cache_find, cache_store
 from edgeonnx_ext._merge cimport (
     NO_ID, find_word, free_symbols, merge_long, merge_short, merges_free, merges_init,
 )
 from edgeonnx_ext._nfc cimport nfc_free, nfc_is_same, nfc_load, nfc_text
-from edgeonnx_ext._pieces cimport PIECE_BYTES, PIECE_IDS, Piece, is_piece, piece_place, piece_store, prefetch
+from edgeonnx_ext._pieces cimport PIECE_BYTES, PIECE_IDS, Piece, is_piece, piece_place, piece_store
 from edgeonnx_ext._rows cimport Tokenizer
 from edgeonnx_ext._scan cimport GPT2, LLAMA3, QWEN2, WHOLE, Pattern, piece_end, scanner_init
 from edgeonnx_ext._section cimport (
     BATCH, Pending, Rules, Work, fill_section, load_key, note_positions, reserve_words, section_free, section_new,
 )
 from edgeonnx_ext._spans cimport push_added_span, span_piece
-from edgeonnx_ext._starts cimport DIGITS_KEPT, DIGITS_RUNS, DIGITS_SINGLE, LOW_BYTE_FIRST, lowest_bit, mark_starts
+from edgeonnx_ext._starts cimport DIGITS_KEPT, DIGITS_RUNS, DIGITS_SINGLE, mark_starts
 from edgeonnx_ext._text cimport Text
 
 
@@ -118,7 +119,7 @@ cdef inline Py_ssize_t find_pieces(const Rules* rules, Work* work, Pattern patte
             load_key(piece.key, start, work.mask, piece.length)
         if piece.length <= PIECE_BYTES:
             piece.place = piece_place(&work.pieces, piece.key, piece.length)
-            prefetch(piece.place)
+            fetch_ahead(piece.place)
         count += 1
         start = stop
     at[0] = start

@@ -29,17 +29,6 @@ cdef struct PieceCache:
     uint64_t pairs  # a power of two
 
 
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-    #define edgeonnx_prefetch(address) __builtin_prefetch(address)
-    #else
-    #define edgeonnx_prefetch(address) ((void) (address))
-    #endif
-    """
-    void prefetch "edgeonnx_prefetch"(const void* address) noexcept nogil
-
-
 cdef inline bint pieces_init(PieceCache* cache, uint64_t pairs) noexcept nogil:
     """Make an empty cache of `pairs` (a power of two) times two pieces, 64 bytes each pair; False if no memory."""
     cache.block = calloc(2 * pairs + 2, sizeof(Piece))

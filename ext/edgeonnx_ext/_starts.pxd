@@ -8,28 +8,8 @@
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from edgeonnx_ext._bits cimport lowest_bit
 from edgeonnx_ext._scan cimport GPT2, LLAMA3, QWEN2, Pattern, any_case_contraction, contraction
-
-
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-    #define edgeonnx_lowest_bit(bits) ((unsigned) __builtin_ctzll(bits))
-    #else
-    static unsigned edgeonnx_lowest_bit(unsigned long long bits) {
-        unsigned place = 0;
-        while (!(bits >> place & 1)) place++;
-        return place;
-    }
-    #endif
-    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    #define edgeonnx_low_byte_first 0
-    #else
-    #define edgeonnx_low_byte_first 1
-    #endif
-    """
-    unsigned int lowest_bit "edgeonnx_lowest_bit"(uint64_t bits) noexcept nogil
-    bint LOW_BYTE_FIRST "edgeonnx_low_byte_first"
 
 
 cdef enum Digits:
@@ -128,7 +108,7 @@ cdef inline uint64_t number_starts(const Masks* before, const Masks* now, int* r
     """Where groups of three numbers start; `run` is how many of a run the bytes before have."""
     cdef uint64_t starts = 0, bits = now.number
     cdef uint64_t joined = now.number & behind(now.number, before.number)
-    cdef unsigned int place
+    cdef size_t place
     while bits:
         place = lowest_bit(bits)
         bits &= bits - 1
@@ -145,7 +125,7 @@ cdef inline uint64_t mark_contractions(const uint8_t* at, uint64_t apostrophes, 
     first starts of the next 64 bytes that this settles, with bit 63 for "not the first one".
     """
     cdef uint64_t candidates = apostrophes & starts
-    cdef unsigned int place
+    cdef size_t place
     cdef Py_ssize_t length
     following[0] = 0
     while candidates:
