@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
-from edgeonnx_ext.text import open_text_encoder
+from edgeonnx_ext import open_text_encoder
 
 from device_agent.inference.batching import split_by_tokens
 from edgeonnx.errors import InferenceError, InvalidRequestError, ManifestError, RequestTooLargeError
@@ -22,7 +22,7 @@ from edgeonnx.errors import InferenceError, InvalidRequestError, ManifestError, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from edgeonnx_ext.text import TextBatch
+    from edgeonnx_ext import TextBatch
     from numpy.typing import NDArray
 
     from device_agent.config import AgentConfig

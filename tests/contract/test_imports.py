@@ -148,3 +148,38 @@ sys.exit("the block does not work")
 """
     done = _python(script)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_extension_is_imported_as_a_whole() -> None:
+    """The agent imports it in two threads at once.
+
+    A thread that asks for a submodule while another one still runs the package's `__init__` loads that submodule
+    itself, and both wait for each other's locks: Python then hands out half a module. Asking for the package waits.
+    """
+    parts = re.compile(r"^\s*(?:from|import)\s+edgeonnx_ext\.", re.MULTILINE)
+    for package in ("device_agent", "edgeonnx"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            assert not parts.search(file.read_text(encoding="utf-8")), file
+
+
+def test_two_threads_may_import_the_agent_at_once() -> None:
+    """The second begins while the first is within the extension's `__init__`."""
+    code = (
+        "import sys, threading, time, importlib\n"
+        "inside, failures = threading.Event(), []\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'edgeonnx_ext._kernels': inside.set(); time.sleep(1.0)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "def load(name):\n"
+        "    try: importlib.import_module(name)\n"
+        "    except ImportError as error: failures.append(repr(error))\n"
+        "first = threading.Thread(target=load, args=('edgeonnx_ext',))\n"
+        "first.start()\n"
+        "inside.wait()\n"
+        "load('device_agent.inference.processing')\n"
+        "first.join()\n"
+        "sys.exit('; '.join(failures) or 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
