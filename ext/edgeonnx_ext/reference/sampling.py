@@ -9,7 +9,7 @@ the other side than in transformers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     Ids = NDArray[np.int64]
     Kept = tuple[Ids, NDArray[np.float64]]
+
+# Of the natural exponential: weights below it are 0.
+LEAST_EXPONENT: Final = -87.0
 
 
 def sample_into(
@@ -107,7 +110,9 @@ def _kept_tokens(logits: NDArray[np.float32], plan: Plan, row: int) -> Kept:
     kept = np.arange(len(scores))
     if 0 < plan.top_k[row] < len(scores):
         kept = np.flatnonzero(scores >= np.sort(scores)[-plan.top_k[row]])
-    weights = np.exp((scores[kept].astype(np.float64) - scores.max()) / temperature)
+    exponents = (scores[kept].astype(np.float64) - scores.max()) / temperature
+    # As in the compiled kernel, whose weights are float32: below this they would be subnormal.
+    weights = np.where(exponents < LEAST_EXPONENT, 0.0, np.exp(exponents))
     if top_p < 1:
         kept, weights = _keep_top_p(kept, weights, top_p)
     if min_p > 0:
