@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -41,34 +40,6 @@ def pair_tuple(texts: tuple[str, ...], pairs: Sequence[str] | None) -> tuple[str
     if len(items) != len(texts):
         raise ValueError(f"pairs: expected one for each of the {len(texts)} texts, found {len(items)}")
     return items
-
-
-def length_limit(max_length: int, specials: int) -> int:
-    """Return `max_length` as an int.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It leaves no room for the special tokens, or is not an int32.
-    """
-    limit = operator.index(max_length)
-    if not specials <= limit < 2**31:
-        raise ValueError(
-            f"max_length: expected at least the {specials} special tokens and less than 2**31, found {limit}"
-        )
-    return limit
-
-
-def token_id(value: int, name: str) -> int:
-    """Return `value` as an int.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It is not in [0, 2**31).
-    """
-    number = operator.index(value)
-    if not 0 <= number < 2**31:
-        raise ValueError(f"{name}: expected an integer in [0, 2**31), found {number}")
-    return number
 
 
 def raise_surrogate(name: str, row: int, position: int, code: int) -> NoReturn:
@@ -111,23 +82,6 @@ def array(name: str, value: Any, dtype: DTypeLike, ndim: int, *, writable: bool 
         raise ValueError(f"{name}: expected a C-contiguous, aligned array, found strides {value.strides}. Pass a copy.")
     if writable and not value.flags.writeable:
         raise ValueError(f"{name}: expected a writable array, found a read-only one")
-
-
-def id_buffers(rows: int, width: int, **buffers: Any) -> None:
-    """Check the buffers that `Tokenized.write_into` fills: int64, (rows, at least width), and apart from each other.
-
-    Raises:
-        TypeError: As array.
-        ValueError: As array; or too small, of different widths, or overlapping.
-    """
-    for name, buffer in buffers.items():
-        array(name, buffer, np.int64, 2, writable=True)
-        if buffer.shape[0] != rows or buffer.shape[1] < width:
-            raise ValueError(f"{name}: expected shape ({rows}, {width} or more), found {buffer.shape}")
-    shapes = {name: buffer.shape for name, buffer in buffers.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(f"expected buffers of one shape, found {shapes}")
-    apart(**buffers)
 
 
 def apart(**buffers: Any) -> None:

@@ -152,11 +152,33 @@ cdef void max_of_row(const float* hidden, const int64_t* mask, Py_ssize_t tokens
                 out[column] = value if value > out[column] or value != value else out[column]
 
 
-def masked_max_into(hidden, mask, out):
-    """Write the largest value of each column over each row's unmasked tokens."""
+cdef void first_of_row(const float* hidden, const int64_t* mask, Py_ssize_t tokens, Py_ssize_t dim,
+                       float* out) noexcept nogil:
+    cdef Py_ssize_t token = 0
+    while token < tokens and mask[token] == 0:
+        token += 1
+    memcpy(out, hidden + (token if token < tokens else 0) * dim, <size_t> dim * sizeof(float))
+
+
+cdef void last_of_row(const float* hidden, const int64_t* mask, Py_ssize_t tokens, Py_ssize_t dim,
+                      float* out) noexcept nogil:
+    cdef Py_ssize_t token = tokens - 1
+    while token >= 0 and mask[token] == 0:
+        token -= 1
+    if token >= 0:
+        memcpy(out, hidden + token * dim, <size_t> dim * sizeof(float))
+    else:
+        memset(out, 0, <size_t> dim * sizeof(float))
+
+
+ctypedef void (*PoolRow)(const float*, const int64_t*, Py_ssize_t, Py_ssize_t, float*) noexcept nogil
+
+
+cdef object pool_rows(hidden, mask, out, PoolRow pool, float empty):
+    """Pool each row on its own; `empty` fills `out` where there is nothing to pool."""
     _checks_pooling.pooling_buffers(hidden, mask, out)
     if hidden.size == 0:
-        out.fill(-INFINITY)
+        out.fill(empty)
         return
     cdef const float[:, :, ::1] hidden_view = hidden
     cdef const int64_t[:, ::1] mask_view = mask
@@ -164,48 +186,22 @@ def masked_max_into(hidden, mask, out):
     cdef Py_ssize_t row, tokens = hidden_view.shape[1], dim = hidden_view.shape[2]
     with nogil:
         for row in range(hidden_view.shape[0]):
-            max_of_row(&hidden_view[row, 0, 0], &mask_view[row, 0], tokens, dim, &out_view[row, 0])
+            pool(&hidden_view[row, 0, 0], &mask_view[row, 0], tokens, dim, &out_view[row, 0])
+
+
+def masked_max_into(hidden, mask, out):
+    """Write the largest value of each column over each row's unmasked tokens."""
+    pool_rows(hidden, mask, out, max_of_row, -INFINITY)
 
 
 def first_token_into(hidden, mask, out):
     """Write the vector of each row's first unmasked token."""
-    _checks_pooling.pooling_buffers(hidden, mask, out)
-    if hidden.size == 0:
-        out.fill(0.0)
-        return
-    cdef const float[:, :, ::1] hidden_view = hidden
-    cdef const int64_t[:, ::1] mask_view = mask
-    cdef float[:, ::1] out_view = out
-    cdef Py_ssize_t row, token, tokens = hidden_view.shape[1]
-    cdef size_t size = <size_t> hidden_view.shape[2] * sizeof(float)
-    with nogil:
-        for row in range(hidden_view.shape[0]):
-            token = 0
-            while token < tokens and mask_view[row, token] == 0:
-                token += 1
-            memcpy(&out_view[row, 0], &hidden_view[row, token if token < tokens else 0, 0], size)
+    pool_rows(hidden, mask, out, first_of_row, 0.0)
 
 
 def last_token_into(hidden, mask, out):
     """Write the vector of each row's last unmasked token."""
-    _checks_pooling.pooling_buffers(hidden, mask, out)
-    if hidden.size == 0:
-        out.fill(0.0)
-        return
-    cdef const float[:, :, ::1] hidden_view = hidden
-    cdef const int64_t[:, ::1] mask_view = mask
-    cdef float[:, ::1] out_view = out
-    cdef Py_ssize_t row, token
-    cdef size_t size = <size_t> hidden_view.shape[2] * sizeof(float)
-    with nogil:
-        for row in range(hidden_view.shape[0]):
-            token = hidden_view.shape[1] - 1
-            while token >= 0 and mask_view[row, token] == 0:
-                token -= 1
-            if token >= 0:
-                memcpy(&out_view[row, 0], &hidden_view[row, token, 0], size)
-            else:
-                memset(&out_view[row, 0], 0, size)
+    pool_rows(hidden, mask, out, last_of_row, 0.0)
 
 
 cdef double sum_of_squares(const float* x, Py_ssize_t count) noexcept nogil:
