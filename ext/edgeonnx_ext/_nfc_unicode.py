@@ -18,7 +18,6 @@ Hangul syllables are not in it: they compose by arithmetic (The Unicode Standard
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,11 +26,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from edgeonnx_ext import _unicode
+from edgeonnx_ext._table_file import damaged, open_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC: Final = b"EONFCUN\0"
+FILE: Final = "nfc_unicode.bin"
 FORMAT: Final = 1
 HEADER: Final = struct.Struct("<8sH2xII24s4x")
 # The second parts of Hangul: vowels, and trailing consonants.
@@ -66,22 +67,11 @@ def decode_table(data: bytes) -> NfcTable:
     Raises:
         ImportError: The bytes are not an intact table of this format: the installation is damaged.
     """
-    if len(data) < HEADER.size:
-        raise ImportError(_damaged(f"it has {len(data)} bytes, fewer than its header"))
-    magic, version, pairs, crc, probed = HEADER.unpack_from(data)
-    if magic != MAGIC or version != FORMAT:
-        raise ImportError(_damaged(f"expected {MAGIC!r} format {FORMAT}, found {magic!r} format {version}"))
-    payload = data[HEADER.size :]
-    if zlib.crc32(payload) != crc or len(payload) != 12 * pairs:
-        raise ImportError(_damaged("its checksum does not match"))
+    (pairs,), probed, payload = open_table(FILE, data, HEADER, {0: MAGIC, 1: FORMAT})
+    if len(payload) != 12 * pairs:
+        raise damaged(FILE, "its checksum does not match")
     first, second, composed = np.frombuffer(payload, dtype="<u4").astype(np.uint32).reshape(3, pairs)
-    return NfcTable(
-        tokenizers_version=probed.rstrip(b"\0").decode("ascii"), first=first, second=second, composed=composed
-    )
-
-
-def _damaged(what: str) -> str:
-    return f"edgeonnx_ext/nfc_unicode.bin is damaged: {what}. Reinstall edgeonnx."
+    return NfcTable(tokenizers_version=probed, first=first, second=second, composed=composed)
 
 
 @lru_cache(maxsize=1)

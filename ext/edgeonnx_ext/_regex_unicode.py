@@ -15,13 +15,14 @@ The file, all integers little-endian:
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from edgeonnx_ext._table_file import open_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,23 +68,12 @@ def decode_table(data: bytes) -> RegexTable:
     Raises:
         ImportError: The bytes are not an intact table of this format: the installation is damaged.
     """
-    if len(data) < HEADER.size:
-        raise ImportError(_damaged(f"it has {len(data)} bytes, fewer than its header"))
-    magic, version, shift, blocks, crc, probed = HEADER.unpack_from(data)
-    if magic != MAGIC or version != FORMAT or shift != BLOCK_SHIFT:
-        raise ImportError(_damaged(f"expected {MAGIC!r} format {FORMAT}, found {magic!r} format {version}"))
-    payload = data[HEADER.size :]
-    if zlib.crc32(payload) != crc:
-        raise ImportError(_damaged("its checksum does not match"))
+    (shift, blocks), probed, payload = open_table(
+        "regex_unicode.bin", data, HEADER, {0: MAGIC, 1: FORMAT, 2: BLOCK_SHIFT}
+    )
     stage1 = np.frombuffer(payload, dtype="<u2", count=CODE_POINTS >> shift)
     stage2 = np.frombuffer(payload, dtype=np.uint8, count=blocks << shift, offset=stage1.nbytes)
-    return RegexTable(
-        tokenizers_version=probed.rstrip(b"\0").decode("ascii"), stage1=stage1.astype(np.uint16), stage2=stage2
-    )
-
-
-def _damaged(what: str) -> str:
-    return f"edgeonnx_ext/regex_unicode.bin is damaged: {what}. Reinstall edgeonnx."
+    return RegexTable(tokenizers_version=probed, stage1=stage1.astype(np.uint16), stage2=stage2)
 
 
 @lru_cache(maxsize=1)

@@ -22,13 +22,14 @@ Hangul syllables carry only the flag HANGUL: their decomposition is arithmetic (
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
+from edgeonnx_ext._table_file import open_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -134,14 +135,9 @@ def decode_table(data: bytes) -> UnicodeTable:
     Raises:
         ImportError: The bytes are not an intact table of this format: the installation is damaged.
     """
-    if len(data) < HEADER.size:
-        raise ImportError(_damaged(f"it has {len(data)} bytes, fewer than its header"))
-    magic, version, shift, blocks, records, pool, crc, probed = HEADER.unpack_from(data)
-    if magic != MAGIC or version != FORMAT:
-        raise ImportError(_damaged(f"expected {MAGIC!r} format {FORMAT}, found {magic!r} format {version}"))
-    payload = data[HEADER.size :]
-    if zlib.crc32(payload) != crc:
-        raise ImportError(_damaged("its checksum does not match"))
+    (shift, blocks, records, pool), probed, payload = open_table(
+        "bert_unicode.bin", data, HEADER, {0: MAGIC, 1: FORMAT}
+    )
     counts = (CODE_POINTS >> shift, blocks << shift, records, pool)
     dtypes: tuple[np.dtype[Any], ...] = (np.dtype("<u2"), np.dtype("<u2"), RECORD_DTYPE, np.dtype("<u4"))
     arrays, offset = [], 0
@@ -149,17 +145,13 @@ def decode_table(data: bytes) -> UnicodeTable:
         arrays.append(np.frombuffer(payload, dtype=dtype, count=count, offset=offset).astype(dtype.newbyteorder("=")))
         offset += count * dtype.itemsize
     return UnicodeTable(
-        tokenizers_version=probed.rstrip(b"\0").decode("ascii"),
+        tokenizers_version=probed,
         block_shift=shift,
         stage1=arrays[0],
         stage2=arrays[1],
         records=arrays[2],
         pool=arrays[3],
     )
-
-
-def _damaged(what: str) -> str:
-    return f"edgeonnx_ext/bert_unicode.bin is damaged: {what}. Reinstall edgeonnx."
 
 
 @lru_cache(maxsize=1)
