@@ -1,13 +1,16 @@
-"""Every limit and setting of the agent, in one place.
+"""Every limit and setting of the agent, in one place; `device_agent.settings` reads them from `agent.toml`.
 
-A limit is a number that an operator may have to change for their box or their model; each says what it protects.
+A limit is a number that an operator may have to change for their box or their model; each says what it protects. The
+classes are the tables of the file and their attributes its keys.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
+KIB = 1 << 10
 MIB = 1 << 20
 
 
@@ -17,40 +20,166 @@ def usable_cpus() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig:
-    """The agent's settings. All sizes are upper bounds; what exceeds one is refused with status 413.
+class ServerConfig:
+    """`[server]`: where the agent listens, and how long it waits.
 
     Attributes:
-        host: Address to listen on. Loopback: there is no authentication.
+        host: Address to listen on. Any but a loopback address needs `security.token_file`, or
+            `security.allow_anonymous`.
         port: TCP port; 0 takes a free one, which the ready line names.
-        threads: Threads that one `InferenceSession.run` uses (`intra_op_num_threads`).
-        variant: The only variant to consider, where the operator decided; None lets the selection decide.
-        max_body_bytes: Size of a request's body. It bounds the memory that parsing takes (about ten times as much).
+        grpc_port: TCP port of the gRPC service; None: no gRPC; 0 takes a free one.
+        tls_certificate: PEM file with the certificate chain; None: plain HTTP.
+        tls_key: PEM file with the private key.
+        header_seconds: How long a request's head may take to arrive, from the first byte or the connection's start.
+        body_seconds: How long a request's body may take to arrive.
+        keep_alive_seconds: How long an idle connection stays open. Longer than the 60 s after which common proxies
+            and load balancers drop theirs, so that it is never the agent that closes a connection under a request.
+        drain_seconds: How long the agent waits for requests in flight after SIGTERM or SIGINT.
+        max_connections: Open connections; further ones are closed at once.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    grpc_port: int | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    keep_alive_seconds: int = 75
+    drain_seconds: float = 20.0
+    max_connections: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """`[limits]`: upper bounds of one request; what exceeds one is refused with status 413 (the head: 431).
+
+    Attributes:
+        max_header_bytes: Size of a request's line and headers.
+        max_body_bytes: Size of a request's body, also after decompression. It bounds the memory that parsing takes
+            (about ten times as much).
         max_texts: Texts, or rows of tensors, in one request. 2,048 is what OpenAI's API allows.
         max_text_characters: Length of one text. Longer texts than the model reads are cut, but only after they were
             tokenized as a whole, so this bounds the time that a text takes.
         max_json_numbers: Numbers in the tensors (or token lists) of one request.
         max_answer_numbers: Numbers in one answer (rows x tokens x dimension for outputs per token). It bounds the
             memory of the answer: 4 bytes each as an array, about 12 as JSON.
-        batch_tokens: Longest row x rows of one call of the runtime; a larger request is cut into several. A small
-            batch stays in the CPU's cache: 512 was the fastest for MiniLM.
-        encode_rows: Texts that are tokenized at a time, so that the token ids of a large request never lie in memory
-            all at once.
-        drain_seconds: How long the agent waits for requests in flight after SIGTERM or SIGINT.
-        keep_alive_seconds: How long an idle connection stays open. Longer than the 60 s after which common proxies
-            and load balancers drop theirs, so that it is never the agent that closes a connection under a request.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    threads: int = field(default_factory=usable_cpus)
-    variant: str | None = None
+    max_header_bytes: int = 32 * KIB
     max_body_bytes: int = 8 * MIB
     max_texts: int = 2048
     max_text_characters: int = MIB
     max_json_numbers: int = MIB
     max_answer_numbers: int = 4 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """`[queue]`: how requests wait for the model; see `device_agent.inference.batcher`.
+
+    Attributes:
+        batch_tokens: Longest row x rows of one call of the runtime. A small batch stays in the CPU's cache: 512 was
+            the fastest for MiniLM.
+        max_tokens: Tokens that may wait for one model. It bounds memory; usually the deadline refuses first.
+        deadline_seconds: How long a request may take, unless it says so itself. One that would take longer is refused
+            at once with 429, one that did take longer is answered 504.
+        max_deadline_seconds: The longest time that a request may ask for.
+        inline_characters: Requests of up to this many characters are tokenized in the event loop (microseconds);
+            larger ones in a thread, so that others do not wait.
+    """
+
     batch_tokens: int = 512
-    encode_rows: int = 256
-    drain_seconds: float = 20.0
-    keep_alive_seconds: int = 75
+    max_tokens: int = 256 * KIB
+    deadline_seconds: float = 30.0
+    max_deadline_seconds: float = 300.0
+    inline_characters: int = 16 * KIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """`[runtime]`: what runs the models.
+
+    Attributes:
+        providers: Execution providers in order of preference, without the suffix `ExecutionProvider` ("TensorRT",
+            "CUDA", "OpenVINO", "CPU"); empty: every one that the agent knows, the fastest first.
+        policy: What happens if the preferred provider that a variant of the bundle needs cannot be used: "fallback"
+            takes the next one; "refuse" does not serve.
+        variant: The only variant to consider, where the operator decided; None lets the selection decide.
+        runners: Threads that call the runtime; None: measured on the CPU, one for each GPU.
+        threads: Threads that one call uses (`intra_op_num_threads`); None: measured on the CPU.
+        cache_dir: Where the work of a first load is kept (optimized graphs, TensorRT engines, measurements); None
+            keeps nothing.
+        gpu: Number of the GPU.
+        gpu_memory_bytes: Most GPU memory that ONNX Runtime's arena takes; None: no limit.
+        memory_bytes: Memory that all models together may take; None: what the machine has left at load.
+    """
+
+    providers: tuple[str, ...] = ()
+    policy: str = "fallback"
+    variant: str | None = None
+    runners: int | None = None
+    threads: int | None = None
+    cache_dir: Path | None = None
+    gpu: int = 0
+    gpu_memory_bytes: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecurityConfig:
+    """`[security]`: who may ask what.
+
+    Attributes:
+        token_file: File with the bearer tokens for requests, one a line; None: anyone who reaches the port.
+        admin_token_file: File with the bearer tokens for loading and unloading models; None: those operations are
+            allowed from loopback listeners without `token_file`, and refused otherwise.
+        allow_anonymous: Listen on an address that others reach without any token.
+        open_metrics: Health and metrics need no token.
+    """
+
+    token_file: Path | None = None
+    admin_token_file: Path | None = None
+    allow_anonymous: bool = False
+    open_metrics: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """`[log]`: what goes to stderr.
+
+    Attributes:
+        level: "debug", "info", "warning" or "error".
+        format: "text" for people, "json" for machines: one object a line.
+        requests: Write a line for each request.
+    """
+
+    level: str = "info"
+    format: str = "text"
+    requests: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """All settings.
+
+    Attributes:
+        bundles: Bundles that are loaded at start. The first is the one that requests without a model's name get.
+        repository: Folder whose bundles can be loaded and unloaded by name while the agent serves; None: only
+            `bundles` can.
+        server: `[server]`.
+        limits: `[limits]`.
+        queue: `[queue]`.
+        runtime: `[runtime]`.
+        security: `[security]`.
+        log: `[log]`.
+    """
+
+    bundles: tuple[Path, ...] = ()
+    repository: Path | None = None
+    server: ServerConfig = field(default_factory=ServerConfig)
+    limits: Limits = field(default_factory=Limits)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    log: LogConfig = field(default_factory=LogConfig)

@@ -24,9 +24,18 @@
     └── ServingError             a request that the agent does not answer with a result
         ├── InvalidRequestError      the request is wrong; `where` names the field
         ├── RequestTooLargeError     a stated limit of the agent is exceeded
+        ├── UnsupportedEncodingError the body's compression is not one that the agent reads
+        ├── SlowClientError          the body did not arrive in time
+        ├── ClientGoneError          the client left before its answer was ready
+        ├── UnauthorizedError        no token, or a wrong one
+        ├── ForbiddenError           the token does not allow this operation
         ├── ModelNotFoundError       no model of that name or version
+        ├── MemoryBudgetError        a model does not fit into the memory that the operator allows
+        ├── OverloadedError          the answer could not come in time: try again later
+        ├── DeadlineExceededError    the request's time is over
         ├── NotReadyError            the model is still loading, or the agent is stopping
         └── InferenceError           the runtime failed on a well-formed request
+            └── ProviderLostError        an execution provider failed: the next one may answer
 
 Every message answers four questions: what was expected, what was found, where, and what to do. The parts are kept
 apart so that the command line, the API and `--json` can each show them in their own way.
@@ -214,8 +223,58 @@ class RequestTooLargeError(ServingError):
     """A stated limit of the agent is exceeded."""
 
 
+class UnsupportedEncodingError(ServingError):
+    """The body's compression is not one that the agent reads."""
+
+
+class SlowClientError(ServingError):
+    """The body did not arrive in time."""
+
+
+class ClientGoneError(ServingError):
+    """The client left before its answer was ready: nobody reads this error."""
+
+
+class UnauthorizedError(ServingError):
+    """No token, or a wrong one."""
+
+
+class ForbiddenError(ServingError):
+    """The token does not allow this operation."""
+
+
 class ModelNotFoundError(ServingError):
     """No model of that name or version."""
+
+
+class MemoryBudgetError(ServingError):
+    """A model does not fit into the memory that the operator allows."""
+
+    exit_code = 6
+
+
+class OverloadedError(ServingError):
+    """The answer could not come in time, so the request is not taken.
+
+    Args:
+        message: As for every error.
+        retry_after: Seconds after which it is worth trying again.
+        **parts: As for every error.
+    """
+
+    def __init__(self, message: str, *, retry_after: float, **parts: str | None) -> None:
+        super().__init__(
+            message,
+            where=parts.get("where"),
+            expected=parts.get("expected"),
+            found=parts.get("found"),
+            hint=parts.get("hint"),
+        )
+        self.retry_after = retry_after
+
+
+class DeadlineExceededError(ServingError):
+    """The request's time is over before its answer was ready."""
 
 
 class NotReadyError(ServingError):
@@ -224,6 +283,10 @@ class NotReadyError(ServingError):
 
 class InferenceError(ServingError):
     """The runtime failed on a well-formed request."""
+
+
+class ProviderLostError(InferenceError):
+    """An execution provider failed while it served (out of memory, device lost): the next one may answer."""
 
 
 def first_line(error: BaseException, limit: int = 400) -> str:

@@ -1,38 +1,39 @@
 """The application: every route in one table, every error in its protocol's form.
 
-FastAPI carries the application, but the routes are plain ones: a body is read and checked by hand, with limits that
-count while it arrives and messages that name the field. On this path FastAPI's own routes would cost three times as
-much per request (98 against 35 microseconds here) for checks that are not used.
+The routes are Starlette's, FastAPI's own foundation: a body is read and checked by hand, with limits that count while
+it arrives and messages that name the field. On this path FastAPI's routes would cost three times as much per request
+(98 against 35 microseconds here) for checks that are not used, and its import 0.4 s of the start. FastAPI describes the
+API instead (`/openapi.json`), imported when that is asked for.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from device_agent.api import open_inference, openai
-from device_agent.api.context import STARTED, Context, Task
+from device_agent.api import openai
+from device_agent.api.context import STARTED, Context
 from device_agent.api.errors import on_error, on_http_exception
 from device_agent.api.metrics import CONTENT_TYPE, Metrics
-from device_agent.models import ModelState
+from device_agent.api.open_inference import infer
 from edgeonnx import __version__
-from edgeonnx.errors import EdgeOnnxError, InvalidRequestError, NotReadyError
+from edgeonnx.errors import EdgeOnnxError, NotReadyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
     from typing import Any
 
     from device_agent.config import AgentConfig
-    from device_agent.models import LiveModel, LoadedModel
+    from device_agent.loading import LoadedModel
+    from device_agent.models import Models
 
     Scope = MutableMapping[str, Any]
     Message = MutableMapping[str, Any]
@@ -46,21 +47,21 @@ logger = logging.getLogger("edgeonnx.agent")
 SERVER_NAME = "edgeonnx-agent"
 
 
-def create_app(live: LiveModel, config: AgentConfig, metrics: Metrics | None = None) -> FastAPI:
-    """The ASGI application for one live model.
+def create_app(models: Models, config: AgentConfig, metrics: Metrics | None = None) -> Starlette:
+    """The ASGI application for the agent's models.
 
     Args:
-        live: The model; it may still be loading.
+        models: The models; they may still be loading.
         config: The limits.
         metrics: Where to count; None makes new metrics.
     """
-    context = Context(live=live, config=config, metrics=metrics or Metrics())
-    # No schema and no documentation pages: the routes are the protocols' own, and the pages need assets from a CDN.
-    app = FastAPI(title=SERVER_NAME, version=__version__, openapi_url=None)
-    app.router.routes[:] = [
-        Route(path, partial_handler(handler, context), methods=[method], name=f"{method} {path}")
-        for method, path, handler in ROUTES
-    ]
+    context = Context(models=models, config=config, metrics=metrics or Metrics())
+    app = Starlette(
+        routes=[
+            Route(path, partial_handler(handler, context), methods=[method], name=f"{method} {path}")
+            for method, path, handler in ROUTES
+        ]
+    )
     # A client that adds a slash gets a clear 404, not a redirect that loses its body.
     app.router.redirect_slashes = False
     app.add_exception_handler(EdgeOnnxError, on_error)
@@ -123,71 +124,43 @@ async def _live(_context: Context, _request: Request) -> Response:
 
 
 async def _ready(context: Context, _request: Request) -> Response:
-    if context.live.state is not ModelState.READY:
-        raise NotReadyError("the agent is not ready", found=context.live.state.value)
+    if not context.models.ready:
+        raise NotReadyError("the agent is not ready", found=context.models.state)
     return _json({"ready": True})
 
 
 def _asked_model(context: Context, request: Request) -> LoadedModel:
     """The model that a path names."""
-    return context.live.current(request.path_params["name"], request.path_params.get("version"))
+    return context.models.find(request.path_params["name"], request.path_params.get("version")).loaded
 
 
 async def _model_metadata(context: Context, request: Request) -> Response:
-    return _json(open_inference.model_metadata(_asked_model(context, request)))
+    return _json(infer.model_metadata(_asked_model(context, request)))
 
 
 async def _model_ready(context: Context, request: Request) -> Response:
-    return _json({"name": _asked_model(context, request).manifest.name, "ready": True})
+    return _json({"name": _asked_model(context, request).name, "ready": True})
 
 
 async def _infer(context: Context, request: Request) -> Response:
-    if "inference-header-content-length" in request.headers:
-        context.metrics.failed()
-        raise InvalidRequestError(
-            "binary tensor data is not supported",
-            where="Inference-Header-Content-Length",
-            hint=open_inference.SEND_JSON,
-        )
-    params = request.path_params
-    return await context.infer(
-        request, partial(_prepare_infer, context.config), name=params["name"], version=params.get("version")
-    )
-
-
-def _prepare_infer(config: AgentConfig, body: dict[str, object], loaded: LoadedModel) -> Task:
-    asked = open_inference.parse_infer(body, loaded, config)
-    if asked.tensors is not None:
-        work = partial(loaded.model.answer_tensors, asked.tensors, None, asked.outputs)
-    else:
-        work = partial(loaded.model.answer_texts, asked.texts or [], asked.pairs, asked.outputs)
-    return Task(work=work, render=lambda answer: open_inference.render_infer(answer, asked, loaded.manifest))
+    return await context.infer(request, infer.prepare_infer)
 
 
 async def _embeddings(context: Context, request: Request) -> Response:
-    return await context.infer(request, partial(_prepare_embeddings, context.config))
-
-
-def _prepare_embeddings(config: AgentConfig, body: dict[str, object], loaded: LoadedModel) -> Task:
-    asked = openai.parse_embeddings(body, loaded, config)
-    return Task(
-        work=partial(openai.answer_embeddings, asked, loaded),
-        render=lambda answer: openai.render_embeddings(answer, asked, loaded.manifest),
-    )
+    return await context.infer(request, openai.prepare_embeddings)
 
 
 async def _models(context: Context, _request: Request) -> Response:
-    return _json({"object": "list", "data": [openai.model_object(context.live.current())]})
+    context.models.check_ready()
+    return _json({"object": "list", "data": [openai.model_object(live.loaded) for live in context.models.all()]})
 
 
 async def _model(context: Context, request: Request) -> Response:
-    loaded = context.live.current()
-    openai.check_model(request.path_params["id"], loaded.manifest)
-    return _json(openai.model_object(loaded))
+    return _json(openai.model_object(context.models.find(request.path_params["id"]).loaded))
 
 
 async def _metrics(context: Context, _request: Request) -> Response:
-    return Response(context.metrics.render(context.live), media_type=CONTENT_TYPE)
+    return Response(context.metrics.render(context.models), media_type=CONTENT_TYPE)
 
 
 # The routes that carry the load come first: the router tries them in order.

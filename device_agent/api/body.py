@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from starlette.requests import Request
 
-    from device_agent.config import AgentConfig
+    from device_agent.config import Limits
 
 T = TypeVar("T", str, int, dict, list)  # type: ignore[type-arg]
 
@@ -119,7 +119,7 @@ def required(fields: dict[str, object], name: str, where: str | None = None) -> 
     return fields[name]
 
 
-def check_row_count(count: int, where: str, config: AgentConfig) -> None:
+def check_row_count(count: int, where: str, limits: Limits) -> None:
     """Refuse a request without rows, or with more than the limit.
 
     Raises:
@@ -127,32 +127,32 @@ def check_row_count(count: int, where: str, config: AgentConfig) -> None:
     """
     if count < 1:
         raise InvalidRequestError("is empty", where=where, expected="at least one text")
-    if count > config.max_texts:
+    if count > limits.max_texts:
         raise RequestTooLargeError(
             "has too many texts",
             where=where,
-            expected=f"at most {config.max_texts:,}",
+            expected=f"at most {limits.max_texts:,}",
             found=f"{count:,}",
             hint="send them in several requests",
         )
 
 
-def check_texts(values: Sequence[object], where: str, config: AgentConfig) -> list[str]:
+def check_texts(values: Sequence[object], where: str, limits: Limits) -> list[str]:
     """The values if each is a text that is not too long. An empty text is one: it has an answer.
 
     Raises:
         InvalidRequestError: One is no string.
         RequestTooLargeError: There are too many, or one is too long.
     """
-    check_row_count(len(values), where, config)
+    check_row_count(len(values), where, limits)
     texts = []
     for index, value in enumerate(values):
         text = of_type(value, str, f"{where}[{index}]")
-        if len(text) > config.max_text_characters:
+        if len(text) > limits.max_text_characters:
             raise RequestTooLargeError(
                 "the text is too long",
                 where=f"{where}[{index}]",
-                expected=f"at most {config.max_text_characters:,} characters",
+                expected=f"at most {limits.max_text_characters:,} characters",
                 found=f"{len(text):,}",
                 hint="the model reads only its beginning; cut it before sending",
             )

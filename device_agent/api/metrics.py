@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from device_agent.models import ModelState
-
 if TYPE_CHECKING:
-    from device_agent.inference.processing import Answer
-    from device_agent.models import LiveModel
+    from device_agent.inference.rows import Answer
+    from device_agent.loading import LoadedModel
+    from device_agent.models import Models
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -96,21 +95,21 @@ class Metrics:
             registry=self._registry,
         )
 
-    def succeeded(self, answer: Answer, *, queue: float, output: float, total: float) -> None:
+    def succeeded(self, loaded: LoadedModel, answer: Answer, *, output: float, total: float) -> None:
         """Count an answered inference request; times in seconds."""
         triton = self.triton
         triton.nv_inference_request_success += 1
         triton.nv_inference_count += len(answer.lengths)
         triton.nv_inference_exec_count += answer.runs
         triton.nv_inference_request_duration_us += _microseconds(total)
-        triton.nv_inference_queue_duration_us += _microseconds(queue)
+        triton.nv_inference_queue_duration_us += _microseconds(answer.queue_seconds)
         triton.nv_inference_compute_input_duration_us += _microseconds(answer.tokenize_seconds)
         triton.nv_inference_compute_infer_duration_us += _microseconds(answer.infer_seconds)
         triton.nv_inference_compute_output_duration_us += _microseconds(output)
         self._tokens.inc(int(answer.lengths.sum()))
         self._duration.observe(total)
 
-    def failed(self) -> None:
+    def failed(self, loaded: LoadedModel) -> None:
         """Count an inference request that was answered with an error."""
         self.triton.nv_inference_request_failure += 1
 
@@ -118,28 +117,13 @@ class Metrics:
         """Count an HTTP response."""
         self._responses.labels(status).inc()
 
-    def render(self, live: LiveModel) -> bytes:
+    def render(self, models: Models) -> bytes:
         """Everything in Prometheus' text format; Triton's names appear once there is a model to label them with."""
-        for state in ModelState:
-            self._state.labels(state.value).set(state is live.state)
-        self._in_flight.set(live.in_flight)
-        loaded = live.loaded
-        if loaded is None:
-            return bytes(generate_latest(self._registry))
-        manifest = loaded.manifest
-        self._info.labels(
-            manifest.name,
-            manifest.version,
-            loaded.variant.name,
-            loaded.variant.precision,
-            loaded.providers[0],
-            loaded.model.text.backend,
-        ).set(1)
-        for name, precision, reason in loaded.variants():
-            self._variants.labels(name, precision, reason or "").set(reason is None)
-        for step, seconds in loaded.seconds.items():
-            self._load.labels(step).set(seconds)
-        return self.triton.render(manifest.name, manifest.version).encode() + bytes(generate_latest(self._registry))
+        self._in_flight.set(models.in_flight)
+        text = bytes(generate_latest(self._registry))
+        for live in models.all():
+            text = self.triton.render(live.loaded.name, live.loaded.version).encode() + text
+        return text
 
 
 def _microseconds(seconds: float) -> int:

@@ -28,18 +28,22 @@ from device_agent.api.body import (
     check_texts,
     check_width,
     of_type,
+    parse_object,
     required,
 )
-from device_agent.api.open_inference import check_finite
+from device_agent.api.context import Job, Rendered
+from device_agent.api.open_inference.infer import check_finite
 from edgeonnx.errors import InvalidRequestError, ModelNotFoundError, RequestTooLargeError
 from edgeonnx.spec.manifest import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from starlette.requests import Request
 
-    from device_agent.config import AgentConfig
-    from device_agent.inference.processing import Answer
-    from device_agent.models import LoadedModel
+    from device_agent.api.context import Context
+    from device_agent.config import Limits
+    from device_agent.inference.rows import Answer
+    from device_agent.loading import LoadedModel
     from edgeonnx.spec.manifest import Manifest
 
 OUTPUT = "sentence_embedding"
@@ -57,7 +61,7 @@ class EmbeddingsRequest:
     tokens: list[list[int]] | None = None
 
 
-def parse_embeddings(body: dict[str, object], loaded: LoadedModel, config: AgentConfig) -> EmbeddingsRequest:
+def parse_embeddings(body: dict[str, object], loaded: LoadedModel, limits: Limits) -> EmbeddingsRequest:
     """Check the body of an embeddings request.
 
     Raises:
@@ -69,7 +73,6 @@ def parse_embeddings(body: dict[str, object], loaded: LoadedModel, config: Agent
     for name in body:
         if name not in FIELDS:
             raise InvalidRequestError("unknown field", where=name[:80], expected=", ".join(FIELDS))
-    check_model(of_type(required(body, "model"), str, "model"), manifest)
     if manifest.task is not Task.EMBEDDING:
         raise InvalidRequestError(
             "this model gives no embeddings",
@@ -86,7 +89,7 @@ def parse_embeddings(body: dict[str, object], loaded: LoadedModel, config: Agent
             "unknown encoding", where="encoding_format", expected=" or ".join(ENCODINGS), found=repr(encoding[:40])
         )
     dimensions = _dimensions(body.get("dimensions"), manifest)
-    texts, tokens = _input(required(body, "input"), loaded, config)
+    texts, tokens = _input(required(body, "input"), loaded, limits)
     return EmbeddingsRequest(encoding=encoding, dimensions=dimensions, texts=texts, tokens=tokens)
 
 
@@ -110,7 +113,7 @@ def _dimensions(value: object, manifest: Manifest) -> int | None:
     return wanted
 
 
-def _input(value: object, loaded: LoadedModel, config: AgentConfig) -> tuple[list[str] | None, list[list[int]] | None]:
+def _input(value: object, loaded: LoadedModel, limits: Limits) -> tuple[list[str] | None, list[list[int]] | None]:
     """Tell the four forms of `input` apart by the first element; every other element must be like it."""
     if isinstance(value, str):
         value = [value]
@@ -118,19 +121,19 @@ def _input(value: object, loaded: LoadedModel, config: AgentConfig) -> tuple[lis
         raise InvalidRequestError("is of the wrong type", where="input", expected="a text or an array")
     if value and isinstance(value[0], int | float):
         return None, [_tokens(value, "input", loaded)]
-    check_row_count(len(value), "input", config)
+    check_row_count(len(value), "input", limits)
     if isinstance(value[0], list):
         numbers = sum(len(row) for row in value if isinstance(row, list))
-        if numbers > config.max_json_numbers:
+        if numbers > limits.max_json_numbers:
             raise RequestTooLargeError(
                 "has too many tokens",
                 where="input",
-                expected=f"at most {config.max_json_numbers:,}",
+                expected=f"at most {limits.max_json_numbers:,}",
                 found=str(numbers),
             )
         rows = [_tokens(of_type(row, list, f"input[{i}]"), f"input[{i}]", loaded) for i, row in enumerate(value)]
         return None, rows
-    return check_texts(value, "input", config), None
+    return check_texts(value, "input", limits), None
 
 
 def _tokens(row: list[int], where: str, loaded: LoadedModel) -> list[int]:
@@ -140,18 +143,24 @@ def _tokens(row: list[int], where: str, loaded: LoadedModel) -> list[int]:
     check_width(len(row), where, loaded.manifest.processing.max_length)
     check_integers(row, where)
     try:
-        check_ids(np.array(row, dtype=np.int64), where, loaded.model.text.vocabulary_size)
+        check_ids(np.array(row, dtype=np.int64), where, loaded.text.vocabulary_size)
     except OverflowError:
         raise InvalidRequestError("holds an integer that is no token id", where=where) from None
     return row
 
 
-def answer_embeddings(request: EmbeddingsRequest, loaded: LoadedModel) -> Answer:
-    """Run the model; blocking."""
-    if request.texts is not None:
-        return loaded.model.answer_texts(request.texts, outputs=(OUTPUT,))
-    tensors, lengths = loaded.model.text.tensors_of_tokens(request.tokens or [])
-    return loaded.model.answer_tensors(tensors, lengths, outputs=(OUTPUT,))
+def prepare_embeddings(context: Context, _request: Request, data: bytes) -> Job:
+    """What an embeddings request asks for; raises as `parse_embeddings` does."""
+    body = parse_object(data)
+    live = context.models.find(of_type(required(body, "model"), str, "model"))
+    asked = parse_embeddings(body, live.loaded, context.config.limits)
+    return Job(
+        live=live,
+        texts=asked.texts,
+        rows=None if asked.tokens is None else live.loaded.text.rows_of_tokens(asked.tokens),
+        outputs=(OUTPUT,),
+        render=lambda answer: Rendered(data=render_embeddings(answer, asked, live.loaded.manifest)),
+    )
 
 
 def render_embeddings(answer: Answer, request: EmbeddingsRequest, manifest: Manifest) -> bytes:

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from device_agent.api.app import create_app
-from device_agent.models import LiveModel
-from edgeonnx.errors import EdgeOnnxError, UsageError
+from device_agent.models import Models
+from edgeonnx.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Future
 
     from device_agent.config import AgentConfig
-    from device_agent.models import LoadedModel
+    from device_agent.loading import LoadedModel
 
 logger = logging.getLogger("edgeonnx.agent")
 
@@ -99,8 +99,8 @@ async def serve(
     Raises:
         EdgeOnnxError: The model did not pass its checks.
     """
-    live = LiveModel()
-    server = _Server(_uvicorn_config(create_app(live, config), config))
+    models = Models(config)
+    server = _Server(_uvicorn_config(create_app(models, config), config))
     stop, hurry = _signal_events()
     serving: asyncio.Future[Any] = asyncio.create_task(server.serve(sockets=[listener]))
     stopping: asyncio.Future[Any] = asyncio.create_task(stop.wait())
@@ -108,34 +108,32 @@ async def serve(
     try:
         await asyncio.wait({loaded, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loaded.done():
-            _take_over(live, loaded)
+            models.serve(loaded.result())
             # What was imported and loaded stays for good: the garbage collector need not walk through it again and
             # again, which would hold up a request for tens of milliseconds now and then.
             gc.freeze()
             on_ready(loaded.result())
             await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-        in_order = await _drain(live, hurry, config)
+        in_order = await _drain(models, hurry, config)
     finally:
         stopping.cancel()
         server.config.timeout_graceful_shutdown = 1
         server.should_exit = True
         await serving
-    if live.loaded is None:
-        return loading.done()
-    return live.loaded.runner.close(timeout=0.5) and in_order
+    return models.close(timeout=0.5) and loading.done() and in_order
 
 
 def _uvicorn_config(app: object, config: AgentConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        loop="asyncio",
-        http="h11",
+        loop="auto",
+        http="httptools",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=config.keep_alive_seconds,
+        timeout_keep_alive=config.server.keep_alive_seconds,
     )
 
 
@@ -152,23 +150,15 @@ def _signal_events() -> tuple[asyncio.Event, asyncio.Event]:
     return stop, hurry
 
 
-def _take_over(live: LiveModel, loaded: asyncio.Future[LoadedModel]) -> None:
-    try:
-        live.serve(loaded.result())
-    except EdgeOnnxError as error:
-        live.fail(error)
-        raise
-
-
-async def _drain(live: LiveModel, hurry: asyncio.Event, config: AgentConfig) -> bool:
+async def _drain(models: Models, hurry: asyncio.Event, config: AgentConfig) -> bool:
     """Refuse what is new and wait for what is in flight; False if something still is when time is up."""
-    live.drain()
-    logger.info("stopping: %d requests in flight, at most %g s", live.in_flight, config.drain_seconds)
-    drained = asyncio.create_task(live.drained(config.drain_seconds))
+    models.drain()
+    logger.info("stopping: %d requests in flight, at most %g s", models.in_flight, config.server.drain_seconds)
+    drained = asyncio.create_task(models.drained(config.server.drain_seconds))
     hurried = asyncio.create_task(hurry.wait())
     await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     drained.cancel()
-    if live.in_flight:
-        logger.warning("stopping although %d requests are not answered", live.in_flight)
-    return live.in_flight == 0
+    if models.in_flight:
+        logger.warning("stopping although %d requests are not answered", models.in_flight)
+    return models.in_flight == 0

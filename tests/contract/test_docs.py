@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import device_agent.cli
+import device_agent.cli.main
 import edgeonnx.cli.main
 from device_agent.api.app import ROUTES
 from edgeonnx.cli import exits
@@ -19,7 +19,7 @@ from edgeonnx.spec.manifest import Task
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-APPS = {"edgeonnx": edgeonnx.cli.main.app, "edgeonnx-agent": device_agent.cli.app}
+APPS = {"edgeonnx": edgeonnx.cli.main.app, "edgeonnx-agent": device_agent.cli.main.app}
 
 
 def commands(page: Path) -> set[str]:

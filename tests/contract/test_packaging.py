@@ -157,7 +157,7 @@ class TestWheel:
             metadata.splitlines()
         )
         assert "edgeonnx = edgeonnx.cli.main:main" in scripts
-        assert "edgeonnx-agent = device_agent.cli:main" in scripts
+        assert "edgeonnx-agent = device_agent.cli.main:main" in scripts
 
     def test_what_it_installs_works(self, wheel: Path, tmp_path: Path) -> None:
         python = _environment(tmp_path / "venv")

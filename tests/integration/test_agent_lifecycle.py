@@ -107,7 +107,7 @@ def test_live_answers_while_the_model_loads(tiny: Path, tmp_path: Path) -> None:
         "    print(server.url_of(listener), flush=True)\n"
         "    return listener\n"
         "server.bind = told\n"
-        "from device_agent.cli import main\n"
+        "from device_agent.cli.main import main\n"
         "main()\n"
     )
     slow = [sys.executable, str(script), "serve", "--bundle", str(tiny), "--port", "0"]

@@ -105,7 +105,7 @@ class Agent:
 
 def command(bundle: Path, *arguments: str) -> list[str]:
     """The command line of an agent on a free port."""
-    return [sys.executable, "-m", "device_agent.cli", "serve", "--bundle", str(bundle), "--port", "0", *arguments]
+    return [sys.executable, "-m", "device_agent.cli.main", "serve", "--bundle", str(bundle), "--port", "0", *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from device_agent.cli import app, process_age
+from device_agent.cli.main import app, process_age
 from edgeonnx import errors
 
 runner = CliRunner()
@@ -35,7 +35,7 @@ def test_wrong_usage(arguments: list[str]) -> None:
 def test_an_error_ends_with_its_own_code_and_without_a_traceback(tmp_path: Path) -> None:
     folder = tmp_path / "a\x1b[31mname"  # a name must not reach the terminal raw
     folder.mkdir()
-    command = [sys.executable, "-m", "device_agent.cli", "serve", "--port", "0", "--bundle", str(folder)]
+    command = [sys.executable, "-m", "device_agent.cli.main", "serve", "--port", "0", "--bundle", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == errors.NotABundleError.exit_code
     assert "error: " in done.stderr
@@ -45,7 +45,7 @@ def test_an_error_ends_with_its_own_code_and_without_a_traceback(tmp_path: Path)
 
 def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from device_agent.cli import app; from typer.testing import CliRunner;"
+        "import sys; from device_agent.cli.main import app; from typer.testing import CliRunner;"
         "assert CliRunner().invoke(app, ['serve', '--help']).exit_code == 0;"
         "print([name for name in ('numpy', 'onnxruntime', 'fastapi', 'uvicorn', 'starlette', 'edgeonnx_ext') "
         "if name in sys.modules])"

@@ -27,9 +27,11 @@ from device_agent.api.body import (
     check_texts,
     check_width,
     of_type,
+    parse_object,
     required,
 )
-from device_agent.inference.processing import ATTENTION_MASK, INPUT_IDS
+from device_agent.api.context import Job, Rendered
+from device_agent.inference.rows import ATTENTION_MASK, INPUT_IDS, TensorRows
 from edgeonnx.errors import InferenceError, InvalidRequestError, RequestTooLargeError
 from edgeonnx.spec.tensor import DType
 
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from starlette.requests import Request
 
-    from device_agent.config import AgentConfig
-    from device_agent.inference.processing import Answer
-    from device_agent.models import LoadedModel
+    from device_agent.api.context import Context
+    from device_agent.config import Limits
+    from device_agent.inference.rows import Answer
+    from device_agent.loading import LoadedModel
     from edgeonnx.spec.manifest import Manifest
     from edgeonnx.spec.tensor import TensorSpec
 
@@ -78,7 +82,7 @@ def text_inputs(manifest: Manifest) -> tuple[str, ...]:
     return (TEXT, TEXT_PAIR) if manifest.task.takes_pairs else (TEXT,)
 
 
-def parse_infer(body: dict[str, object], loaded: LoadedModel, config: AgentConfig) -> InferRequest:
+def parse_infer(body: dict[str, object], loaded: LoadedModel, limits: Limits) -> InferRequest:
     """Check the body of an infer request.
 
     Raises:
@@ -94,7 +98,7 @@ def parse_infer(body: dict[str, object], loaded: LoadedModel, config: AgentConfi
     wanted = text_inputs(manifest)
     if any(name in tensors for name in wanted):
         _check_names(tensors, wanted)
-        texts = [_texts(tensors[name], config) for name in wanted]
+        texts = [_texts(tensors[name], limits) for name in wanted]
         if len({len(column) for column in texts}) > 1:
             raise InvalidRequestError(
                 "has another number of texts than text",
@@ -105,7 +109,23 @@ def parse_infer(body: dict[str, object], loaded: LoadedModel, config: AgentConfi
         pairs = texts[1] if len(texts) > 1 else None
         return InferRequest(id=identifier, outputs=outputs, texts=texts[0], pairs=pairs)
     _check_names(tensors, tuple(spec.name for spec in manifest.entry_component.signature.inputs), wanted)
-    return InferRequest(id=identifier, outputs=outputs, tensors=_tensors(tensors, loaded, config))
+    return InferRequest(id=identifier, outputs=outputs, tensors=_tensors(tensors, loaded, limits))
+
+
+def prepare_infer(context: Context, request: Request, data: bytes) -> Job:
+    """What an infer request asks for; raises as `parse_infer` does."""
+    params = request.path_params
+    live = context.models.find(params["name"], params.get("version"))
+    loaded = live.loaded
+    asked = parse_infer(parse_object(data), loaded, context.config.limits)
+    return Job(
+        live=live,
+        texts=asked.texts,
+        pairs=asked.pairs,
+        rows=None if asked.tensors is None else TensorRows(asked.tensors, loaded.text.padding),
+        outputs=asked.outputs,
+        render=lambda answer: Rendered(data=render_infer(answer, asked, loaded.manifest)),
+    )
 
 
 def _outputs(body: dict[str, object], manifest: Manifest) -> tuple[str, ...] | None:
@@ -178,7 +198,7 @@ def _check_datatype(tensor: RawTensor, expected: DType) -> None:
         )
 
 
-def _texts(tensor: RawTensor, config: AgentConfig) -> list[str]:
+def _texts(tensor: RawTensor, limits: Limits) -> list[str]:
     """The texts of a BYTES tensor of shape [n] or [n, 1]; its data may be nested as the shape is."""
     _check_datatype(tensor, DType.STRING)
     shape = tensor.shape
@@ -190,9 +210,9 @@ def _texts(tensor: RawTensor, config: AgentConfig) -> list[str]:
             found=str(shape[:8]),
         )
     data = _flat(tensor, len(shape))
-    check_row_count(shape[0], f"{tensor.where}.shape", config)
+    check_row_count(shape[0], f"{tensor.where}.shape", limits)
     _check_count(tensor, len(data))
-    return check_texts(data, f"{tensor.where}.data", config)
+    return check_texts(data, f"{tensor.where}.data", limits)
 
 
 def _flat(tensor: RawTensor, rank: int) -> list[object]:
@@ -221,29 +241,29 @@ def _check_count(tensor: RawTensor, count: int) -> None:
         )
 
 
-def _tensors(tensors: dict[str, RawTensor], loaded: LoadedModel, config: AgentConfig) -> dict[str, Ids]:
+def _tensors(tensors: dict[str, RawTensor], loaded: LoadedModel, limits: Limits) -> dict[str, Ids]:
     """The graph's inputs: int64 arrays that fit the signature and each other."""
     sizes: dict[str, int] = {}
     arrays = {
-        spec.name: _array(tensors[spec.name], spec, sizes, config)
+        spec.name: _array(tensors[spec.name], spec, sizes, limits)
         for spec in loaded.manifest.entry_component.signature.inputs
     }
-    if sum(array.size for array in arrays.values()) > config.max_json_numbers:
+    if sum(array.size for array in arrays.values()) > limits.max_json_numbers:
         raise RequestTooLargeError(
-            "has too many numbers", where="inputs", expected=f"at most {config.max_json_numbers:,} in all tensors"
+            "has too many numbers", where="inputs", expected=f"at most {limits.max_json_numbers:,} in all tensors"
         )
     for name, array in arrays.items():
         where = f"{tensors[name].where}.data"
-        check_row_count(array.shape[0], f"{tensors[name].where}.shape", config)
+        check_row_count(array.shape[0], f"{tensors[name].where}.shape", limits)
         check_width(array.shape[1], f"{tensors[name].where}.shape", loaded.manifest.processing.max_length)
         if name == ATTENTION_MASK:
             _check_mask(array, where)
         else:
-            check_ids(array, where, loaded.model.text.vocabulary_size if name == INPUT_IDS else 0)
+            check_ids(array, where, loaded.text.vocabulary_size if name == INPUT_IDS else 0)
     return arrays
 
 
-def _array(tensor: RawTensor, spec: TensorSpec, sizes: dict[str, int], config: AgentConfig) -> Ids:
+def _array(tensor: RawTensor, spec: TensorSpec, sizes: dict[str, int], limits: Limits) -> Ids:
     _check_datatype(tensor, spec.dtype)
     fault = spec.mismatch(tensor.shape, sizes)
     if fault is not None:
@@ -251,9 +271,9 @@ def _array(tensor: RawTensor, spec: TensorSpec, sizes: dict[str, int], config: A
             f"the input {tensor.name} has the wrong shape", where=f"{tensor.where}.shape", found=fault[:200]
         )
     data = _flat(tensor, len(tensor.shape))
-    if len(data) > config.max_json_numbers:
+    if len(data) > limits.max_json_numbers:
         raise RequestTooLargeError(
-            "has too many numbers", where=f"{tensor.where}.data", expected=f"at most {config.max_json_numbers:,}"
+            "has too many numbers", where=f"{tensor.where}.data", expected=f"at most {limits.max_json_numbers:,}"
         )
     _check_count(tensor, len(data))
     check_integers(data, f"{tensor.where}.data")
@@ -330,11 +350,11 @@ def model_metadata(loaded: LoadedModel) -> dict[str, object]:
         "parameters": {
             "task": manifest.task.value,
             "digest": loaded.bundle.digest,
-            "variant": loaded.variant.name,
-            "precision": loaded.variant.precision,
-            "providers": list(loaded.providers),
-            "not_used": dict(loaded.not_used),
-            "tokenizer": loaded.model.text.backend,
+            "variant": loaded.engine.variant.name,
+            "precision": loaded.engine.variant.precision,
+            "providers": list(loaded.engine.providers),
+            "not_used": dict(loaded.engine.not_used),
+            "tokenizer": loaded.text.backend,
             "max_length": manifest.processing.max_length,
             "labels": list(manifest.labels),
             **manifest.properties,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from device_agent.config import AgentConfig
-    from device_agent.models import LoadedModel
+    from device_agent.loading import LoadedModel
 
 EPILOG = """\b
 Exit codes:
@@ -77,10 +77,14 @@ def serve(
     log_level: Annotated[LogLevel, typer.Option(help="How much to log to stderr.")] = LogLevel.INFO,
 ) -> None:
     """Load a bundle, prove it on this machine, and serve it over HTTP until SIGTERM or Ctrl-C."""
-    from device_agent.config import AgentConfig, usable_cpus
+    from device_agent.config import AgentConfig, RuntimeConfig, ServerConfig
 
     _start_logging(log_level)
-    config = AgentConfig(host=host, port=port, variant=variant, threads=threads or usable_cpus())
+    config = AgentConfig(
+        bundles=(bundle,),
+        server=ServerConfig(host=host, port=port),
+        runtime=RuntimeConfig(variant=variant, threads=threads),
+    )
     try:
         in_order = _serve(bundle, config)
     except EdgeOnnxError as error:
@@ -110,13 +114,13 @@ def _serve(bundle: Path, config: AgentConfig) -> bool:
         from device_agent.api.server import serve as serve_app
     except ModuleNotFoundError as error:
         raise _missing(error) from None
-    listener = bind(config.host, config.port)
+    listener = bind(config.server.host, config.server.port)
 
     def on_ready(loaded: LoadedModel) -> None:
         manifest = loaded.manifest
         typer.echo(
-            f"ready: {url_of(listener)} serves {manifest.name} {manifest.version}, variant {loaded.variant.name} "
-            f"({printable(loaded.variant.precision)}) on {loaded.providers[0]}, after {process_age():.2f} s"
+            f"ready: {url_of(listener)} serves {manifest.name} {manifest.version}, variant {loaded.engine.variant.name} "
+            f"({printable(loaded.engine.variant.precision)}) on {loaded.engine.provider}, after {process_age():.2f} s"
         )
         sys.stdout.flush()
 
@@ -126,7 +130,7 @@ def _serve(bundle: Path, config: AgentConfig) -> bool:
 def _load(bundle: Path, config: AgentConfig, loading: Future[LoadedModel]) -> None:
     """Load the model into `loading`; every outcome goes there."""
     try:
-        from device_agent.models import load_model
+        from device_agent.loading import load_model
 
         loading.set_result(load_model(bundle, config))
     except ModuleNotFoundError as error:

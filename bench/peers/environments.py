@@ -1,0 +1,69 @@
+"""A virtual environment for each peer, with pinned requirements: several exclude each other, and all exclude ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = ROOT / ".work" / "peers"
+STAMP = ".requirements"
+
+# What runs the int8 graph in the peers, the same versions as in edgeonnx's own environment.
+RUNTIME = ("onnxruntime==1.32.0", "tokenizers==0.23.3", "numpy==2.4.6")
+
+REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    # optimum 1.24 is the last that infinity's import of `optimum.bettertransformer` finds, and it wants transformers
+    # below 4.49; that wants NumPy below 2, which newer pyarrow (of datasets, of sentence-transformers) does not take;
+    # and click 8.2 breaks the typer that infinity pins.
+    "infinity": (
+        "infinity_emb[server,torch,optimum]==0.0.78",
+        "torch==2.13.0",
+        "transformers==4.48.3",
+        "optimum==1.24.0",
+        "sentence-transformers==3.4.1",
+        "numpy==1.26.4",
+        "pyarrow==21.0.0",
+        "datasets==4.4.2",
+        "onnxruntime==1.32.0",
+        "click==8.1.8",
+    ),
+    "mlserver": ("mlserver==1.7.1", *RUNTIME),
+    # LitServe 0.2.19 does not start beside FastAPI 0.120 and later (`KeyError: 'request'`).
+    "litserve": ("litserve==0.2.19", "fastapi==0.115.14", "starlette==0.46.2", "uvloop==0.23.0", "httptools", *RUNTIME),
+}
+
+
+class CannotMakeError(Exception):
+    """The environment could not be made; the message says why."""
+
+
+def make_environment(name: str) -> Path:
+    """The interpreter of a peer's environment, made if it is not there or was made for other requirements.
+
+    Raises:
+        CannotMakeError: pip could not install the requirements.
+    """
+    folder = PEERS / name
+    python, stamp = folder / "bin" / "python", folder / STAMP
+    wanted = "\n".join(REQUIREMENTS[name])
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        return python
+    print(f"{name}: installing {', '.join(REQUIREMENTS[name])}", file=sys.stderr)
+    if not python.exists():
+        venv.create(folder, with_pip=True, symlinks=True)
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[name]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""})
+    if done.returncode != 0:
+        raise CannotMakeError(f"pip could not install it: {last_line(done.stderr)}")
+    stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, cut to 200 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "no message"

@@ -1,0 +1,1 @@
+"""`edgeonnx-agent`: the command line of the device."""

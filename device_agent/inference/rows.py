@@ -1,0 +1,172 @@
+"""The rows of one request before they run, and the answer to them.
+
+Rows stay ragged until a batch is chosen: only then is it known how wide they must be. Whatever a request brought
+(texts, lists of token ids, tensors), a batch sees it as a `Rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edgeonnx_ext import Padding
+    from edgeonnx_ext.text import Tokenized
+    from numpy.typing import NDArray
+
+    from edgeonnx.spec.tensor import TensorSpec
+
+    Array = NDArray[np.generic]
+    Ids = NDArray[np.int64]
+    Indexes = NDArray[np.intp]
+
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+TOKEN_TYPE_IDS = "token_type_ids"  # noqa: S105 - a tensor's name
+TEXT_INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
+
+
+class Rows(Protocol):
+    """Rows of tokens that can be written, padded, into the buffers of a batch.
+
+    Attributes:
+        lengths: int64 (rows,), tokens of each row without padding.
+    """
+
+    lengths: Ids
+
+    def write(self, rows: Sequence[int] | Indexes, buffers: Mapping[str, Ids]) -> None:
+        """Write rows, filled up to the buffers' width.
+
+        Args:
+            rows: Which rows, in the order in which they are written.
+            buffers: The graph's inputs by name, each int64 (len(rows), at least the longest of these rows),
+                C-contiguous.
+        """
+        ...
+
+
+class TextRows:
+    """Texts that our tokenizer cut into tokens."""
+
+    def __init__(self, tokenized: Tokenized, padding: Padding) -> None:
+        self.lengths = tokenized.lengths
+        self._tokenized = tokenized
+        self._padding = padding
+
+    def write(self, rows: Sequence[int] | Indexes, buffers: Mapping[str, Ids]) -> None:
+        """See `Rows.write`."""
+        self._tokenized.write_into(
+            buffers[INPUT_IDS],
+            buffers.get(ATTENTION_MASK),
+            buffers.get(TOKEN_TYPE_IDS),
+            padding=self._padding,
+            rows=rows,
+        )
+
+
+class TokenRows:
+    """Lists of token ids that a client made itself."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]], padding: Padding) -> None:
+        self.lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+        self._tokens = tokens
+        self._padding = padding
+
+    def write(self, rows: Sequence[int] | Indexes, buffers: Mapping[str, Ids]) -> None:
+        """See `Rows.write`."""
+        filling = {INPUT_IDS: self._padding.pad_id, ATTENTION_MASK: 0, TOKEN_TYPE_IDS: self._padding.pad_type_id}
+        for name, buffer in buffers.items():
+            buffer[:] = filling[name]
+        for at, row in enumerate(rows):
+            tokens = self._tokens[row]
+            for name, buffer in buffers.items():
+                buffer[at, : len(tokens)] = tokens if name == INPUT_IDS else int(name == ATTENTION_MASK)
+
+
+class TensorRows:
+    """A client's own tensors.
+
+    Args:
+        tensors: The graph's inputs, int64 (rows, width) each, all of one shape.
+        padding: What fills a row up to the width of a batch.
+        cut: Rows end behind the last token of their mask. Otherwise they keep their full width, whatever the mask
+            says: it is the client's, and may have holes.
+    """
+
+    def __init__(self, tensors: Mapping[str, Ids], padding: Padding, *, cut: bool = False) -> None:
+        rows, width = next(iter(tensors.values())).shape
+        self.lengths = tensors[ATTENTION_MASK].sum(axis=1) if cut else np.full(rows, width, dtype=np.int64)
+        self._tensors = tensors
+        self._padding = padding
+
+    def write(self, rows: Sequence[int] | Indexes, buffers: Mapping[str, Ids]) -> None:
+        """See `Rows.write`."""
+        filling = {INPUT_IDS: self._padding.pad_id, ATTENTION_MASK: 0, TOKEN_TYPE_IDS: self._padding.pad_type_id}
+        for name, buffer in buffers.items():
+            tensor = self._tensors[name]
+            width = min(tensor.shape[1], buffer.shape[1])
+            buffer[:, :width] = tensor[rows, :width]
+            buffer[:, width:] = filling[name]
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """The answer to one request.
+
+    Attributes:
+        outputs: Outputs by name, each (rows, ...), in the order of the request's rows. Outputs per token have the
+            width of the longest row; behind the end of a shorter one stand zeros.
+        lengths: int64 (rows,), tokens of each row without padding.
+        tokenize_seconds: Time that tokenizing took.
+        queue_seconds: Time until the first of its rows ran.
+        infer_seconds: Time in `InferenceSession.run`, summed over the runs that held its rows.
+        runs: Calls of `InferenceSession.run` that held its rows.
+        batch_rows: Rows in all of those runs, those of other requests included.
+        provider: The execution provider that ran the last of them.
+    """
+
+    outputs: dict[str, Array] = field(default_factory=dict)
+    lengths: Ids
+    tokenize_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    infer_seconds: float = 0.0
+    runs: int = 0
+    batch_rows: int = 0
+    provider: str = ""
+
+
+def numbers_per_row(spec: TensorSpec, tokens: int) -> int:
+    """Numbers that one row of an output holds when it is `tokens` long; the first dimension is the batch."""
+    return math.prod(size if isinstance(size, int) else tokens for size in spec.shape[1:])
+
+
+def merge(parts: Sequence[tuple[Indexes, Mapping[str, Array]]], lengths: Ids) -> dict[str, Array]:
+    """The outputs of all runs of a request, each row at its place.
+
+    Args:
+        parts: For each run the request's rows in it, and the outputs of these rows.
+        lengths: int64 (rows,), tokens of each row of the request.
+
+    Returns:
+        Outputs by name as `Answer.outputs` describes them; never a view of a run's buffers that others share.
+    """
+    merged: dict[str, Array] = {}
+    for name, first in parts[0][1].items():
+        width = int(lengths.max())
+        shape = (len(lengths), width, *first.shape[2:]) if first.ndim == 3 else (len(lengths), *first.shape[1:])
+        whole = np.zeros(shape, dtype=first.dtype)
+        for rows, values in parts:
+            value = values[name]
+            if first.ndim < 3:
+                whole[rows] = value
+                continue
+            for at, row in enumerate(rows):
+                whole[row, : lengths[row]] = value[at, : lengths[row]]
+        merged[name] = whole
+    return merged
