@@ -1,104 +1,125 @@
-"""What does the agent add to a request, beyond tokenizing and `InferenceSession.run`?
+"""What does serving cost beyond the model itself?
 
-One text a request at concurrency 1, over one kept-alive connection on loopback, from this process to an agent in a
-process of its own; real texts of mixed length. The peer is the least that must be done: the same bundle, tokenized and
-run in this process, in turn with blocks of requests. The server's own figures come from its `Server-Timing` header;
-client latency also holds what the header cannot: parsing HTTP, sending, two wake-ups, and this client.
+The client is a process of its own on loopback, on the same cores. Each figure stands beside its peer in the same run:
 
-Run it with `PYTHONPATH=. python bench/serving.py BUNDLE [--requests N]`.
+- `added`: one text a request at concurrency 1, against the same bundle tokenized and run in this process, in turn with
+  blocks of requests. The server's own figures are from its `Server-Timing` header; the client's latency also holds
+  what no header can: parsing HTTP, sending, two wake-ups, and the client.
+- `saturated`: texts a second of `/v1/embeddings` in closed loop, with requests of one text and of 1 to 32, against the
+  same bundle run offline on the same cores (sorted by length, batches of 512 tokens, two threads), in turn.
+- `overload`: open loop at three times the capacity that a closed loop found before and after, with a deadline of 1 s;
+  latency from the scheduled time. Goodput is what was answered within the deadline.
+- `process`: memory after loading and after traffic; time to import; time from start to ready.
+
+Run it with `PYTHONPATH=. python bench/serving.py BUNDLE [--only SECTION ...] [--quick]`.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import re
 import socket
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from device_agent.config import AgentConfig
-from device_agent.inference.processing import TextModel
-from device_agent.models import load_model
-from tests.support.agent import Agent
-from tests.support.texts import vader_texts
+from bench.cold_start import agent_seconds, peer_command, peer_seconds
+from bench.serving_load import Load, Message, Outcome, percentile_ms, pooled, post, run
+from bench.serving_offline import Offline
+from bench.serving_texts import mixed, sample, singles
+from edgeonnx.evaluate.speed import machine
+from tests.support.agent import Agent, environment
 
 # Served and in-process texts come in turn, in blocks: one after the other, each would find the caches full of the
 # other process's weights, which no server meets.
 BLOCK = 50
 WARM_UP = 5
-LIMIT_MS = 1.0
+TEXTS = 2000
+TIMING = re.compile(rb"(\w+);dur=([\d.]+)")
+CONTENT_LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
+OVERLOAD = 3.0
+DEADLINE = 1.0
+MOST_CONNECTIONS = 1000
+ADDED_MS, SERVED_SHARE, GOODPUT_SHARE, REFUSAL_MS = 0.4, 0.9, 0.9, 20.0
+MEMORY_MB, IMPORT_SECONDS, START_SECONDS = 180.0, 0.4, 1.2
+IMPORTS = {
+    "the server": "import device_agent.cli.main, device_agent.api.server",
+    "the server and all that runs models": "import device_agent.cli.main, device_agent.api.server, "
+    "device_agent.loading, device_agent.inference.batcher, device_agent.inference.engine, device_agent.inference.text",
+}
+Item = TypeVar("Item")
 Figures = TypeVar("Figures")
-TIMING = re.compile(r"(\w+);dur=([\d.]+)")
 
 
-class Client:
-    """One connection that asks for embeddings."""
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A kind of requests, and the connections that saturate the server with them."""
 
-    def __init__(self, address: str, model: str, encoding: str) -> None:
+    name: str
+    connections: int
+    messages: tuple[Message, ...]
+
+    @property
+    def texts(self) -> float:
+        """Mean texts of a request."""
+        return statistics.fmean(message.texts for message in self.messages)
+
+
+def embeddings(model: str, group: Sequence[str], encoding: str) -> bytes:
+    """A request to `/v1/embeddings`."""
+    body = {"model": model, "input": group[0] if len(group) == 1 else list(group), "encoding_format": encoding}
+    return post("/v1/embeddings", body)
+
+
+def shapes(model: str, encoding: str) -> tuple[Shape, ...]:
+    """Requests of one text, and of 1 to 32."""
+    texts = sample(TEXTS)
+
+    def messages(groups: Sequence[Sequence[str]]) -> tuple[Message, ...]:
+        return tuple(Message(data=embeddings(model, group, encoding), texts=len(group)) for group in groups)
+
+    return (
+        Shape(name="one text", connections=64, messages=messages(singles(texts))),
+        Shape(name="1 to 32 texts", connections=16, messages=messages(mixed(texts))),
+    )
+
+
+class Connection:
+    """One connection that asks and waits."""
+
+    def __init__(self, address: str) -> None:
         host, port = address.split(":")
-        self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        self._connection.connect()
-        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._fields = {"model": model, "encoding_format": encoding}
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(self, text: str) -> dict[str, float]:
+    def ask(self, message: bytes) -> dict[str, float]:
         """One request: its latency and the server's parts, in milliseconds."""
-        body = json.dumps({**self._fields, "input": text}).encode()
         begin = time.perf_counter()
-        self._connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-        response = self._connection.getresponse()
-        response.read()
+        self._socket.sendall(message)
+        answer = self._socket.recv(1 << 16)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        length = CONTENT_LENGTH.search(head)
+        while length is not None and len(body) < int(length[1]):
+            body += self._socket.recv(1 << 16)
         latency = (time.perf_counter() - begin) * 1e3
-        if response.status != 200:
-            raise SystemExit(f"the agent answered {response.status}")
-        parts = {name: float(value) for name, value in TIMING.findall(response.headers["Server-Timing"])}
-        parts["added"] = parts["total"] - parts["tokenize"] - parts["infer"]
-        return {"latency": latency, **parts}
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"the agent answered {head[:60]!r}")
+        parts = {name.decode(): float(value) for name, value in TIMING.findall(head)}
+        return {"latency": latency, **parts, "added": parts["total"] - parts["tokenize"] - parts["infer"]}
 
 
-def bare(model: TextModel, text: str) -> float:
-    """Milliseconds to tokenize and run in this process."""
-    begin = time.perf_counter()
-    model.run(model.text.tensors(model.text.encode([text])), None)
-    return (time.perf_counter() - begin) * 1e3
-
-
-def sample(count: int) -> list[str]:
-    """Real texts, drawn with a fixed seed."""
-    texts = vader_texts()
-    return [texts[index] for index in np.random.default_rng(7).integers(0, len(texts), count)]
-
-
-def measure(bundle: Path, count: int, encoding: str, threads: int) -> dict[str, list[float]]:
-    """Ask and run in turn; every figure of every request by name."""
-    config = AgentConfig(threads=threads)
-    loaded = load_model(bundle, config)
-    found: dict[str, list[float]] = {}
-    texts = sample(count)
-    with Agent(bundle=bundle, arguments=("--threads", str(threads))) as agent:
-        client = Client(agent.address, loaded.manifest.name, encoding)
-        for start in range(0, count, BLOCK):
-            block = texts[start : start + BLOCK]
-            for figures in after_warm_up(client.ask, block):
-                for name, value in figures.items():
-                    found.setdefault(name, []).append(value)
-            found.setdefault("bare", []).extend(after_warm_up(partial(bare, loaded.model), block))
-    return found
-
-
-def after_warm_up(measured: Callable[[str], Figures], block: list[str]) -> list[Figures]:
-    """The figures of a block, after some texts of which the figures are thrown away."""
-    for text in block[:WARM_UP]:
-        measured(text)
-    return [measured(text) for text in block]
+def after_warm_up(measured: Callable[[Item], Figures], block: Sequence[Item]) -> list[Figures]:
+    """The figures of a block, after some items of which the figures are thrown away."""
+    for item in block[:WARM_UP]:
+        measured(item)
+    return [measured(item) for item in block]
 
 
 ROWS = (
@@ -108,26 +129,202 @@ ROWS = (
     ("infer", "    InferenceSession.run"),
     ("added", "    added by the server"),
     ("bare", "tokenize and run, in process"),
+    ("beyond", "client latency beyond that"),
 )
+
+
+def added(bundle: Path, agent: Agent, options: argparse.Namespace) -> None:
+    """Section `added`."""
+    texts = sample(options.requests)
+    found: dict[str, list[float]] = {}
+    with Offline(bundle) as offline:
+        connection = Connection(agent.address)
+        for start in range(0, len(texts), BLOCK):
+            block = texts[start : start + BLOCK]
+            messages = [embeddings(offline.name, [text], options.encoding) for text in block]
+            for figures in after_warm_up(connection.ask, messages):
+                for name, value in figures.items():
+                    found.setdefault(name, []).append(value)
+            found.setdefault("bare", []).extend(value * 1e3 for value in after_warm_up(offline.alone, block))
+    found["beyond"] = [served - alone for served, alone in zip(found["latency"], found["bare"], strict=True)]
+    print(f"\n{len(texts)} requests of one text, concurrency 1, {options.encoding}")
+    print(f"{'milliseconds':<40}{'median':>9}{'p90':>9}{'p99':>9}")
+    for name, label in ROWS:
+        percentiles = [float(np.percentile(found[name], q)) for q in (50, 90, 99)]
+        print(f"{label:<40}" + "".join(f"{value:>9.3f}" for value in percentiles))
+    ratios = [served / alone for served, alone in zip(found["latency"], found["bare"], strict=True)]
+    print(f"client latency / tokenize and run in process: median {statistics.median(ratios):.2f}")
+    verdict("added by the server at the median, ms", statistics.median(found["added"]), "at most", ADDED_MS)
+
+
+def closed(agent: Agent, shape: Shape, seconds: float, *, refusals: bool = False) -> Outcome:
+    """One block in closed loop; it ends the bench if requests fail (or are refused, unless `refusals` allows it)."""
+    outcome = run(
+        Load(
+            address=agent.address,
+            messages=shape.messages,
+            connections=shape.connections,
+            seconds=seconds,
+            warm_up=min(1.5, seconds / 2),
+        )
+    )
+    allowed = outcome.refused + outcome.late if refusals else 0
+    if outcome.ok + allowed < outcome.sent or not outcome.ok:
+        found = f"{outcome.refused} refused, {outcome.late} late, {dict(outcome.errors)}"
+        raise SystemExit(f"closed loop, {shape.name}: of {outcome.sent} requests {outcome.ok} ok; {found}")
+    return outcome
+
+
+def saturated(bundle: Path, agent: Agent, options: argparse.Namespace) -> None:
+    """Section `saturated`."""
+    texts = sample(TEXTS)
+    with Offline(bundle, threads=1) as offline:
+        for shape in shapes(offline.name, options.encoding):
+            served: list[Outcome] = []
+            alone: list[float] = []
+            for _ in range(options.rounds):
+                served.append(closed(agent, shape, options.seconds))
+                alone.append(offline.texts_per_second(texts, options.seconds))
+            ratios = [outcome.texts_per_second / other for outcome, other in zip(served, alone, strict=True)]
+            whole = pooled(served)
+            print(f"\nsaturated, {shape.name} a request, {shape.connections} connections, closed loop")
+            print(f"  served    texts/s {listed([outcome.texts_per_second for outcome in served])}")
+            print(f"  offline   texts/s {listed(alone)}")
+            print(f"  latency, ms: p50 {whole.latency_ms(50):.1f}, p99 {whole.latency_ms(99):.1f}")
+            print(f"  client: {whole.client_microseconds:.0f} us of processor time a request")
+            verdict("served / offline, median of rounds", statistics.median(ratios), "at least", SERVED_SHARE)
+
+
+def listed(values: Sequence[float]) -> str:
+    """The median, and every value."""
+    return f"{statistics.median(values):.0f} ({', '.join(f'{value:.0f}' for value in values)})"
+
+
+def overload(_bundle: Path, agent: Agent, options: argparse.Namespace) -> None:
+    """Section `overload`; the agent has a deadline of `DEADLINE`."""
+    for shape in shapes(model_of(agent), options.encoding):
+        seconds = max(options.seconds, 4 * DEADLINE)
+        before = closed(agent, shape, options.seconds, refusals=True).texts_per_second
+        loads = [loaded(agent, shape, before, seconds, seed) for seed in range(options.rounds)]
+        after = closed(agent, shape, options.seconds, refusals=True).texts_per_second
+        capacity = (before + after) / 2
+        found = pooled(loads)
+        sent = f"{found.sent / found.seconds:.0f} requests/s, {found.sent / found.seconds * shape.texts:.0f} texts/s"
+        print(f"\noverload, {shape.name} a request, open loop, deadline {DEADLINE:g} s")
+        print(f"  capacity  texts/s {capacity:.0f} (before {before:.0f}, after {after:.0f}); sent: {sent}")
+        print(f"  goodput   texts/s {listed([each.goodput for each in loads])}")
+        counts = f"{found.ok} ok, {found.refused} refused, {found.late} late (504), failed: {dict(found.errors) or 0}"
+        print(f"  of {found.sent} requests: {counts}")
+        print(f"  accepted, ms: {percentiles(found.latencies)}; refused, ms: {percentiles(found.refusals)}")
+        lag = percentile_ms(found.lags, 99)
+        print(f"  client: {found.client_microseconds:.0f} us a request; sent late by {lag:.1f} ms at p99")
+        verdict("goodput / capacity", found.goodput / capacity, "at least", GOODPUT_SHARE)
+        verdict("p99 of accepted, ms", found.latency_ms(99), "at most", DEADLINE * 1e3)
+        verdict("refusals at the median, ms", found.refusal_ms(50), "at most", REFUSAL_MS)
+
+
+def loaded(agent: Agent, shape: Shape, capacity: float, seconds: float, seed: int) -> Outcome:
+    """One block at three times the capacity."""
+    return run(
+        Load(
+            address=agent.address,
+            messages=shape.messages,
+            connections=MOST_CONNECTIONS,
+            rate=OVERLOAD * capacity / shape.texts,
+            seconds=seconds,
+            warm_up=2 * DEADLINE,
+            deadline=DEADLINE,
+            seed=7 + seed,
+        )
+    )
+
+
+def percentiles(seconds: np.ndarray) -> str:
+    """Three percentiles, in milliseconds."""
+    return ", ".join(f"p{percent} {percentile_ms(seconds, percent):.1f}" for percent in (50, 90, 99))
+
+
+def model_of(agent: Agent) -> str:
+    """The name of the model that the agent serves, from its ready line."""
+    return agent.ready_line.split(" serves ")[1].split()[0]
+
+
+def memory_mb(process: int) -> dict[str, float]:
+    """Memory of a process in MB (10^6 bytes): resident, its peak, and the part that is no file."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return {name: int(fields[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM", "RssAnon")}
+
+
+def process(bundle: Path, agent: Agent, options: argparse.Namespace) -> None:
+    """Section `process`."""
+    print("\nmemory of the agent, MB")
+    idle = memory_mb(agent.process.pid)
+    for shape in shapes(model_of(agent), options.encoding):
+        closed(agent, shape, options.seconds)
+    for label, found in (("after loading", idle), ("after traffic", memory_mb(agent.process.pid))):
+        print(f"  {label:<16}" + ", ".join(f"{name} {value:.0f}" for name, value in found.items()))
+        verdict(f"resident {label}, MB", found["VmRSS"], "at most", MEMORY_MB)
+    imports(options.rounds)
+    starts(bundle, options.rounds)
+
+
+def imports(rounds: int) -> None:
+    """Seconds to import the agent, beyond those of a bare interpreter; the best of several, as noise only adds."""
+    times: dict[str, list[float]] = {}
+    for _ in range(2 * rounds + 1):
+        for label, code in {"bare": "pass", **IMPORTS}.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+            times.setdefault(label, []).append(time.perf_counter() - begin)
+    bare = min(times["bare"])
+    print(f"\nimport, seconds beyond a bare interpreter ({bare:.3f} s)")
+    for label in IMPORTS:
+        verdict(f"{label}", min(times[label]) - bare, "at most", IMPORT_SECONDS)
+
+
+def starts(bundle: Path, rounds: int) -> None:
+    """Seconds from start to ready; see `bench/cold_start.py`."""
+    name, command = peer_command(bundle)
+    agent_seconds(bundle)
+    peer_seconds(command)
+    pairs = [(agent_seconds(bundle), peer_seconds(command)) for _ in range(rounds)]
+    print("\nstart to ready, seconds, everything on disk cached")
+    for label, times in (("edgeonnx-agent", [ours for ours, _ in pairs]), (name, [theirs for _, theirs in pairs])):
+        print(f"  {label:<42}{statistics.median(times):.2f} ({', '.join(f'{value:.2f}' for value in times)})")
+    print(f"  ratio {statistics.median(ours / theirs for ours, theirs in pairs):.2f}")
+    verdict("start to ready, s", statistics.median(ours for ours, _ in pairs), "at most", START_SECONDS)
+
+
+def verdict(what: str, value: float, bound: str, limit: float) -> None:
+    """Print a figure beside what it must reach."""
+    reached = value <= limit if bound == "at most" else value >= limit
+    print(f"  {'ok    ' if reached else 'MISSED'} {what}: {value:.3g} (must be {bound} {limit:g})")
+
+
+SECTIONS = {"process": process, "added": added, "saturated": saturated, "overload": overload}
+# `process` first, in an agent of its own: its memory is that of an agent that has not served yet.
+ARGUMENTS = {"overload": ("--deadline-seconds", str(DEADLINE))}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--requests", type=int, default=1000, help="requests (default: 1000)")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="these sections")
+    parser.add_argument("--requests", type=int, default=1000, help="requests at concurrency 1 (default: 1000)")
+    parser.add_argument("--rounds", type=int, default=3, help="blocks of each kind (default: 3)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of a block (default: 6)")
     parser.add_argument("--encoding", choices=("float", "base64"), default="base64", help="of the embeddings")
-    parser.add_argument("--threads", type=int, default=AgentConfig().threads, help="threads of one run")
+    parser.add_argument("--quick", action="store_true", help="one round of 2 s: shows that everything works")
     options = parser.parse_args()
-    found = measure(options.bundle, options.requests, options.encoding, options.threads)
-    print(f"{options.requests} requests of one text, concurrency 1, {options.threads} threads, {options.encoding}")
-    print(f"{'milliseconds':<32}{'median':>9}{'p90':>9}{'p99':>9}")
-    for name, label in ROWS:
-        percentiles = [float(np.percentile(found[name], q)) for q in (50, 90, 99)]
-        print(f"{label:<32}" + "".join(f"{value:>9.3f}" for value in percentiles))
-    ratios = [served / alone for served, alone in zip(found["latency"], found["bare"], strict=True)]
-    print(f"client latency / tokenize and run in process: median {statistics.median(ratios):.2f}")
-    print(f"must reach: added by the server at most {LIMIT_MS:g} ms at the median")
+    if options.quick:
+        options.rounds, options.seconds, options.requests = 1, 2.0, 200
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    for name, section in SECTIONS.items():
+        if name in options.only:
+            with Agent(bundle=options.bundle.resolve(), arguments=ARGUMENTS.get(name, ())) as agent:
+                section(options.bundle.resolve(), agent, options)
 
 
 if __name__ == "__main__":

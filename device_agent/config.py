@@ -8,10 +8,30 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - `device_agent.settings` reads the types at run time
+from typing import Annotated
 
 KIB = 1 << 10
 MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a setting, inclusive; a number without them is above 0. `device_agent.settings` checks both."""
+
+    least: float
+    most: float = float("inf")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The words that a setting may be."""
+
+    words: tuple[str, ...]
+
+
+Port = Annotated[int, Range(0, 65535)]
+Threads = Annotated[int, Range(1, 1024)]
 
 
 def usable_cpus() -> int:
@@ -39,14 +59,14 @@ class ServerConfig:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8080
-    grpc_port: int | None = None
+    port: Port = 8080
+    grpc_port: Port | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     header_seconds: float = 10.0
     body_seconds: float = 30.0
     keep_alive_seconds: int = 75
-    drain_seconds: float = 20.0
+    drain_seconds: Annotated[float, Range(0)] = 20.0
     max_connections: int = 1024
 
 
@@ -76,7 +96,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
-    """`[queue]`: how requests wait for the model; see `device_agent.inference.batcher`.
+    """`[queue]`: how requests wait for a model.
 
     Attributes:
         batch_tokens: Longest row x rows of one call of the runtime. A small batch stays in the CPU's cache: 512 was
@@ -93,7 +113,7 @@ class QueueConfig:
     max_tokens: int = 256 * KIB
     deadline_seconds: float = 30.0
     max_deadline_seconds: float = 300.0
-    inline_characters: int = 16 * KIB
+    inline_characters: Annotated[int, Range(0)] = 16 * KIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +136,12 @@ class RuntimeConfig:
     """
 
     providers: tuple[str, ...] = ()
-    policy: str = "fallback"
+    policy: Annotated[str, OneOf(("fallback", "refuse"))] = "fallback"
     variant: str | None = None
-    runners: int | None = None
-    threads: int | None = None
+    runners: Threads | None = None
+    threads: Threads | None = None
     cache_dir: Path | None = None
-    gpu: int = 0
+    gpu: Annotated[int, Range(0)] = 0
     gpu_memory_bytes: int | None = None
     memory_bytes: int | None = None
 
@@ -154,8 +174,8 @@ class LogConfig:
         requests: Write a line for each request.
     """
 
-    level: str = "info"
-    format: str = "text"
+    level: Annotated[str, OneOf(("debug", "info", "warning", "error"))] = "info"
+    format: Annotated[str, OneOf(("text", "json"))] = "text"
     requests: bool = False
 
 

@@ -1,32 +1,32 @@
 """From a bundle's folder to a model that may serve.
 
-Nothing serves that did not pass every step of `load_model`, in this order: the bundle's structure, every byte of its
-files, a variant that fits this device, a session on it, the golden texts through the device's own tokenizer, and the
-golden inputs through the session, in batches as requests take.
+Nothing serves that did not pass every step of `load_model`, in this order: the bundle's structure, the bytes of every
+file that is used, room in the memory, a variant that fits this device, a session on it, the golden texts through the
+device's own tokenizer, and the golden inputs through the session, in batches as requests take.
+
+A file is hashed before it is opened, and only if it is opened: the graphs and tensors of other variants are left
+alone. If a provider is lost while it serves, the variant that takes its place is hashed then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgeonnx_ext import NATIVE_PROBLEM
-
+from device_agent import memory
 from device_agent.config import usable_cpus
-from device_agent.inference.batcher import Batcher
-from device_agent.inference.engine import Engine
-from device_agent.inference.providers import device_profile, without
-from device_agent.inference.rows import TensorRows
-from device_agent.inference.session import CPU_PROVIDER, Session
-from device_agent.inference.text import TextPath
-from edgeonnx.bundle import open_bundle, verify_files
+from edgeonnx.bundle import Verifier, open_bundle
 from edgeonnx.errors import (
+    EdgeOnnxError,
     GoldenSetError,
-    ManifestError,
-    RuntimeUnavailableError,
+    IntegrityError,
+    SelectionError,
     ServingError,
     ValidationError,
     printable,
@@ -34,11 +34,17 @@ from edgeonnx.errors import (
 from edgeonnx.spec.selection import select_variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from device_agent.config import AgentConfig
+    from device_agent.inference.batcher import Batcher
+    from device_agent.inference.engine import Engine
+    from device_agent.inference.providers import ProviderStatus
     from device_agent.inference.rows import Array, Ids
+    from device_agent.inference.session import Session
+    from device_agent.inference.text import TextPath
+    from device_agent.memory import Room, Usage
     from edgeonnx.bundle import Bundle
     from edgeonnx.spec.manifest import Manifest, Variant
     from edgeonnx.spec.selection import DeviceProfile
@@ -46,6 +52,13 @@ if TYPE_CHECKING:
     OpenSession = Callable[..., Session]
 
 logger = logging.getLogger("edgeonnx.agent")
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread waits for the interpreter lock while a model loads.
+
+Hashing gives the lock up at every system call, and would get it back only after 5 ms each time while another thread
+imports or serves.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +70,23 @@ class LoadedModel:
         engine: The graph.
         text: The text path.
         batcher: The queue in front of the graph, with its runner threads.
+        verifier: Knows which of the bundle's files were hashed.
         loaded_at: When it was loaded, in seconds since 1970 by this machine's clock.
-        memory_bytes: Memory that loading it took, measured.
+        memory: Memory that loading it took, measured. For a model that loads while the agent starts it is an upper
+            bound, because other parts of the agent are imported meanwhile.
         seconds: How long each step of loading took.
+        on_close: Called when no thread uses the session any more.
     """
 
     bundle: Bundle
     engine: Engine
     text: TextPath
     batcher: Batcher
+    verifier: Verifier
     loaded_at: float
-    memory_bytes: int
+    memory: Usage
     seconds: dict[str, float]
+    on_close: Callable[[], None] | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -85,16 +103,35 @@ class LoadedModel:
         """The bundle's version."""
         return self.bundle.manifest.version
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it takes: what was measured, or what its manifest says where that is more."""
+        return max(self.memory.total, memory.needed_bytes(self.bundle, self.engine.variant))
+
     def variants(self) -> tuple[tuple[str, str, str | None], ...]:
         """Each variant's name and precision with the reason why it is not used (None: it serves), in bundle order."""
+        not_used = self.engine.not_used
         return tuple(
-            (variant.name, variant.precision, self.engine.not_used.get(variant.name))
+            (variant.name, variant.precision, not_used.get(variant.name))
             for variant in self.manifest.entry_component.variants
         )
 
+    def changed_files(self) -> tuple[str, ...]:
+        """Files that were written, replaced or removed since they were hashed.
+
+        What is removed or replaced still serves: the mapped files live until the model is unloaded. What was written
+        in place is another matter: ONNX Runtime reads tensors through a mapping, so the answers may have changed, and
+        a file that became shorter ends the process at the next read. Bundles are immutable; a new one gets a new
+        folder.
+        """
+        return self.verifier.changed()
+
     def close(self, timeout: float | None = None) -> bool:
         """End the runner threads; False if one still runs after `timeout` seconds."""
-        return self.batcher.close(timeout)
+        ended = self.batcher.close(timeout)
+        if ended and self.on_close is not None:
+            self.on_close()
+        return ended
 
 
 class _Steps:
@@ -110,121 +147,280 @@ class _Steps:
         self._last = now
 
 
-def load_model(path: Path, config: AgentConfig, *, profile: DeviceProfile | None = None) -> LoadedModel:
-    """Load a bundle and prove it on this machine. Blocking: call it in a thread of its own.
+def load_model(
+    path: Path,
+    config: AgentConfig,
+    *,
+    profile: DeviceProfile | None = None,
+    taken_bytes: int = 0,
+    beside: str | None = None,
+) -> LoadedModel:
+    """Load a bundle and prove it on this machine. Blocking: call it in a thread of its own, one at a time.
 
     Args:
         path: The bundle's folder.
         config: The agent's settings.
         profile: What this machine has; None looks.
+        taken_bytes: Memory that the models take that are loaded already.
+        beside: The version that serves now and that this one replaces, for messages.
 
     Raises:
         BundleError: The folder is no bundle, or it is damaged.
         SelectionError: No variant fits this device.
+        MemoryBudgetError: It does not fit into the memory.
         RuntimeUnavailableError: ONNX Runtime does not load the variant.
         GoldenSetError: The model does not reproduce its golden set here.
     """
-    steps = _Steps()
-    bundle = open_bundle(path)
-    steps.done("open")
-    verify_files(bundle)
-    steps.done("verify")
-    engine = open_engine(bundle, profile or device_profile(), config)
+    with _short_switches():
+        steps = _Steps()
+        room = memory.room_of(config.runtime.memory_bytes, taken_bytes, memory.available())
+        bundle = open_bundle(path)
+        verifier = Verifier(bundle)
+        steps.done("open")
+        with _hashed_meanwhile(verifier, config):
+            from device_agent.inference import batcher, engine, text  # noqa: F401 - their memory is not the model's
+            from device_agent.inference.opening import usable_here
+
+            statuses = usable_here(config)
+        verifier.verify_common()
+        before = memory.usage()
+        steps.done("verify")
+        return _load(bundle, verifier, config, _Around(steps, before, room, beside), statuses, profile)
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What is known before a model is loaded: the clock, the memory before, the room, what it will replace."""
+
+    steps: _Steps
+    before: Usage | None
+    room: Room
+    beside: str | None
+
+
+def _load(
+    bundle: Bundle,
+    verifier: Verifier,
+    config: AgentConfig,
+    around: _Around,
+    statuses: Sequence[ProviderStatus],
+    profile: DeviceProfile | None,
+) -> LoadedModel:
+    """The second half of `load_model`."""
+    from device_agent.inference.batcher import Batcher
+    from device_agent.inference.text import TextPath
+
+    steps = around.steps
+    engine = open_engine(bundle, config, statuses, profile=profile, verifier=verifier, around=around)
     steps.done("session")
     text = TextPath(bundle.tokenizer_json(), bundle.manifest.processing, engine.inputs)
     batcher = Batcher(engine, config.queue, runners=config.runtime.runners or usable_cpus(), name=bundle.manifest.name)
     steps.done("tokenizer")
-    prove(bundle, engine.variant, text, batcher)
-    steps.done("golden")
-    _log_choice(engine)
-    _log_kernels(NATIVE_PROBLEM)
-    return LoadedModel(
-        bundle=bundle,
-        engine=engine,
-        text=text,
-        batcher=batcher,
-        loaded_at=time.time(),
-        memory_bytes=0,
-        seconds=steps.seconds,
-    )
+    try:
+        prove(bundle, engine.variant, text, batcher)
+        steps.done("golden")
+        _check_unchanged(verifier)
+        loaded = LoadedModel(
+            bundle=bundle,
+            engine=engine,
+            text=text,
+            batcher=batcher,
+            verifier=verifier,
+            loaded_at=time.time(),
+            memory=_growth(around.before),
+            seconds=steps.seconds,
+        )
+        if config.runtime.memory_bytes is not None:
+            memory.check_fits(_label(bundle, engine.variant), loaded.memory.total, around.room, measured=True)
+    except BaseException:
+        batcher.close(timeout=5.0)
+        raise
+    _log_choice(loaded)
+    return loaded
+
+
+@contextlib.contextmanager
+def _short_switches() -> Iterator[None]:
+    """Hand the interpreter lock over sooner while a model loads; see `SWITCH_SECONDS`."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+@contextlib.contextmanager
+def _hashed_meanwhile(verifier: Verifier, config: AgentConfig) -> Iterator[None]:
+    """Hash what will surely be used while ONNX Runtime is imported and providers are tried.
+
+    A fault is not lost: a file that did not pass is hashed, and reported, again when it is needed.
+    """
+
+    def work() -> None:
+        with contextlib.suppress(EdgeOnnxError):
+            verifier.verify_common()
+            variant = likely_variant(verifier.bundle.manifest, config.runtime.variant)
+            if variant is not None:
+                verifier.verify_variant(verifier.bundle.manifest.entry, variant)
+
+    thread = threading.Thread(target=work, name="verify", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def likely_variant(manifest: Manifest, wanted: str | None) -> Variant | None:
+    """The variant that will be chosen, as far as that is known before providers were tried.
+
+    Args:
+        manifest: The bundle's manifest.
+        wanted: The operator's choice, or None.
+
+    Returns:
+        The variant, or None if that depends on what this machine's GPU can do, or nothing fits.
+    """
+    from device_agent.inference.providers import CPU_PROVIDER, device_profile
+
+    variants = manifest.entry_component.variants
+    if any(variant.requirements.provider != CPU_PROVIDER for variant in variants):
+        return None
+    try:
+        return select_variant(variants, device_profile((CPU_PROVIDER,)), wanted=wanted).chosen
+    except SelectionError:
+        return None
 
 
 def open_engine(
-    bundle: Bundle, profile: DeviceProfile, config: AgentConfig, *, open_session: OpenSession = Session
+    bundle: Bundle,
+    config: AgentConfig,
+    statuses: Sequence[ProviderStatus],
+    *,
+    profile: DeviceProfile | None = None,
+    verifier: Verifier | None = None,
+    around: _Around | None = None,
+    open_session: OpenSession | None = None,
 ) -> Engine:
-    """Open the best variant whose provider really loads.
-
-    What a provider is worth shows only when a session is opened: one that was built in but does not load (a missing
-    CUDA library) leaves the session on the CPU. Then the selection is made again without that provider, so that a
-    variant made for the CPU runs there rather than one made for the GPU.
+    """Open the best variant whose provider really loads, its files hashed before; see `inference.opening.Opener`.
 
     Args:
         bundle: An opened bundle.
-        profile: What this machine has.
         config: The agent's settings.
+        statuses: What became of each provider; see `inference.opening.usable_here`.
+        profile: What this machine has; None looks.
+        verifier: Hashes the files of a variant before it is opened; None makes one.
+        around: The room in the memory; None: no limit is checked.
         open_session: Opens a session; tests put a fake here.
 
     Raises:
         SelectionError: No variant is left.
+        MemoryBudgetError: One would be left if there were more memory.
         RuntimeUnavailableError: ONNX Runtime does not load the variant on the CPU.
+        IntegrityError: A file of the variant is damaged.
         ManifestError: The graph has other inputs or outputs than the manifest says.
     """
+    from device_agent.inference.engine import Engine
+    from device_agent.inference.opening import Opener
+    from device_agent.inference.providers import FALLBACK, device_profile
+
+    verifier = verifier or Verifier(bundle)
+    usable = tuple(status.name for status in statuses if status.usable)
+    profile = device_profile(usable) if profile is None else profile
+    limited = profile if around is None else replace(profile, memory_bytes=around.room.free)
+    opener = Opener(
+        bundle, config, statuses, profile=limited, open_session=partial(_open_verified, bundle, verifier, open_session)
+    )
+    try:
+        opened = opener()
+    except SelectionError:
+        if around is not None:
+            _check_room(bundle, config, profile, around)
+        raise
+    reopen = opener if config.runtime.policy == FALLBACK else None
+    return Engine(opened.variant, opened.session, opened.not_used, reopen=reopen)
+
+
+def _open_verified(
+    bundle: Bundle,
+    verifier: Verifier,
+    open_session: OpenSession | None,
+    model: Path,
+    tensors: Path | None,
+    **how: object,
+) -> Session:
+    """Open a session on a graph whose files are hashed before."""
+    from device_agent.inference.session import Session
+
     component = bundle.manifest.entry_component
-    failed: list[tuple[str, str]] = []
-    while True:
-        selection = select_variant(component.variants, profile, wanted=config.runtime.variant)
-        chosen = selection.chosen
-        provider = chosen.requirements.provider
-        reason = "the session does not have it after loading; the library's own message is on stderr"
-        try:
-            session = open_session(
-                bundle.model_path(component.name, chosen),
-                bundle.tensors_path(chosen),
-                provider=provider,
-                threads=config.runtime.threads or 1,
-            )
-        except RuntimeUnavailableError as error:
-            if provider == CPU_PROVIDER:
-                raise
-            session, reason = None, str(error)
-        if session is not None and provider in session.providers:
-            _check_signature(bundle, chosen, session)
-            return Engine(chosen, session, {**dict(selection.rejected), **dict(failed)})
-        logger.warning("%s does not load, variant %s is not used: %s", provider, chosen.name, reason)
-        failed.append((chosen.name, f"{provider} does not load: {reason}"))
-        profile = without(profile, provider)
+    variant = next(each for each in component.variants if bundle.model_path(component.name, each) == model)
+    verifier.verify_variant(component.name, variant)
+    return (open_session or Session)(model, tensors, **how)  # type: ignore[arg-type]
 
 
-def _log_choice(engine: Engine) -> None:
-    """Say which variant serves, and why each other one does not: what an operator looks for first."""
-    chosen = engine.variant
-    logger.info("variant %s (%s) serves on %s", chosen.name, printable(chosen.precision), ", ".join(engine.providers))
+def _check_room(bundle: Bundle, config: AgentConfig, profile: DeviceProfile, around: _Around) -> None:
+    """Raise if it is only the memory that every variant lacks."""
+    unlimited = replace(profile, memory_bytes=None)
+    try:
+        chosen = select_variant(
+            bundle.manifest.entry_component.variants, unlimited, wanted=config.runtime.variant
+        ).chosen
+    except SelectionError:
+        return
+    memory.check_fits(_label(bundle, chosen), memory.needed_bytes(bundle, chosen), around.room, beside=around.beside)
+
+
+def _label(bundle: Bundle, variant: Variant) -> str:
+    return f"{bundle.manifest.name} {bundle.manifest.version}, variant {variant.name}"
+
+
+def _growth(before: Usage | None) -> Usage:
+    now = memory.usage()
+    return memory.NOTHING if now is None or before is None else now.since(before)
+
+
+def _check_unchanged(verifier: Verifier) -> None:
+    """Refuse a bundle that somebody wrote to while it was loaded: what was hashed may not be what was opened."""
+    changed = verifier.changed()
+    if changed:
+        raise IntegrityError(
+            "the bundle changed while it was loaded",
+            where=str(verifier.bundle.root),
+            details=changed[:20],
+            hint="copy a bundle beside, under a name that begins with a dot, and rename it when it is complete",
+        )
+
+
+def _log_choice(loaded: LoadedModel) -> None:
+    """One line a model, and one for each variant that is not used: what an operator looks for first."""
+    engine = loaded.engine
+    logger.info(
+        "%s %s: variant %s (%s) serves on %s, %d runners, %s and %s mapped, loaded in %.2f s (%s)",
+        loaded.name,
+        loaded.version,
+        engine.variant.name,
+        printable(engine.variant.precision),
+        ", ".join(engine.providers),
+        loaded.batcher.runners,
+        memory.mebibytes(loaded.memory.anonymous),
+        memory.mebibytes(loaded.memory.mapped),
+        sum(loaded.seconds.values()),
+        ", ".join(f"{name} {seconds:.2f}" for name, seconds in loaded.seconds.items()),
+    )
     for name, reason in engine.not_used.items():
-        logger.info("variant %s is not used: %s", name, printable(reason))
+        logger.info("%s %s: variant %s is not used: %s", loaded.name, loaded.version, name, printable(reason))
+    from edgeonnx_ext import NATIVE_PROBLEM
+
+    log_kernels(NATIVE_PROBLEM)
 
 
-def _log_kernels(problem: str | None) -> None:
+def log_kernels(problem: str | None) -> None:
     """Say so where plain Python does the work of compiled kernels: answers are the same, but each costs much more."""
     if problem is not None:
         logger.warning(
             "compiled kernels are missing, plain Python tokenizes, many times slower: %s", printable(problem)
         )
-
-
-def _check_signature(bundle: Bundle, variant: Variant, session: Session) -> None:
-    signature = bundle.manifest.entry_component.signature
-    for kind, specs, names in (
-        ("inputs", signature.inputs, session.inputs),
-        ("outputs", signature.outputs, session.outputs),
-    ):
-        listed = [spec.name for spec in specs]
-        if sorted(listed) != sorted(names):
-            raise ManifestError(
-                f"the graph has other {kind} than its component.json says",
-                where=f"{bundle.manifest.entry}/{variant.name}",
-                expected=str(listed),
-                found=str(list(names)),
-            )
 
 
 def prove(bundle: Bundle, variant: Variant, text: TextPath, batcher: Batcher) -> None:
@@ -236,7 +432,7 @@ def prove(bundle: Bundle, variant: Variant, text: TextPath, batcher: Batcher) ->
     Raises:
         GoldenSetError: The ids differ, a threshold of the variant is not kept, or the runtime fails.
     """
-    where = f"{bundle.manifest.name} {bundle.manifest.version}, variant {variant.name}"
+    where = _label(bundle, variant)
     golden = bundle.golden()
     try:
         golden.check_tokens(text.batch(golden.texts, golden.pairs), where=where)
@@ -246,4 +442,6 @@ def prove(bundle: Bundle, variant: Variant, text: TextPath, batcher: Batcher) ->
 
 
 def _run_as_served(text: TextPath, batcher: Batcher, inputs: dict[str, Ids]) -> dict[str, Array]:
+    from device_agent.inference.rows import TensorRows
+
     return batcher.run_now(TensorRows(inputs, text.padding, cut=True)).outputs

@@ -10,7 +10,6 @@ and every line that is logged while the request is answered.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import re
@@ -210,8 +209,7 @@ def _write_line(scope: Scope, status: int, milliseconds: float, facts: RequestFa
         if value is not None:
             fields[name] = round(value, 3) if isinstance(value, float) else value
     text = " ".join(_pair(name, value) for name, value in fields.items())
-    with contextlib.suppress(ValueError):  # stderr was closed under us
-        logger.info("%s", text, extra={"facts": fields})
+    logger.info("%s", text, extra={"facts": fields})
 
 
 def _pair(name: str, value: object) -> str:

@@ -31,21 +31,20 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
         "onnxruntime==1.32.0",
         "click==8.1.8",
     ),
-    "mlserver": ("mlserver==1.7.1", *RUNTIME),
-    # LitServe 0.2.19 does not start beside FastAPI 0.120 and later (`KeyError: 'request'`).
-    "litserve": ("litserve==0.2.19", "fastapi==0.115.14", "starlette==0.46.2", "uvloop==0.23.0", "httptools", *RUNTIME),
+    "mlserver": ("mlserver==1.7.1", "fastapi==0.115.14", "uvloop==0.23.0", *RUNTIME),
+    "litserve": ("litserve==0.2.19", "fastapi==0.165.0", "uvloop==0.23.0", "httptools==0.9.0", *RUNTIME),
 }
 
 
-class CannotMakeError(Exception):
-    """The environment could not be made; the message says why."""
+class PeerFailsError(Exception):
+    """A peer cannot be installed, does not start, or does not answer as it must; the message says why."""
 
 
 def make_environment(name: str) -> Path:
     """The interpreter of a peer's environment, made if it is not there or was made for other requirements.
 
     Raises:
-        CannotMakeError: pip could not install the requirements.
+        PeerFailsError: pip could not install the requirements.
     """
     folder = PEERS / name
     python, stamp = folder / "bin" / "python", folder / STAMP
@@ -58,7 +57,7 @@ def make_environment(name: str) -> Path:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[name]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""})
     if done.returncode != 0:
-        raise CannotMakeError(f"pip could not install it: {last_line(done.stderr)}")
+        raise PeerFailsError(f"pip could not install it: {last_line(done.stderr)}")
     stamp.write_text(wanted, encoding="utf-8")
     return python
 

@@ -21,11 +21,11 @@ FOLDER, PORT, WORKERS, THREADS, BATCH, TIMEOUT = sys.argv[1:]
 class Embeddings(litserve.LitAPI):
     """A request is a text or a list of texts; a batch is several requests."""
 
-    def setup(self, device: str) -> None:
+    def setup(self, _device: str) -> None:
         """Open the model, once in each worker."""
         self.encoder = Encoder(Path(FOLDER), int(THREADS))
 
-    def decode_request(self, request: dict[str, Any]) -> list[str]:
+    def decode_request(self, request):  # type: ignore[no-untyped-def]  # LitServe reads an annotation as a schema
         """The texts of a request."""
         texts = request["input"]
         return [texts] if isinstance(texts, str) else texts
@@ -51,5 +51,5 @@ class Embeddings(litserve.LitAPI):
 
 if __name__ == "__main__":
     api = Embeddings(max_batch_size=int(BATCH), batch_timeout=float(TIMEOUT), api_path="/v1/embeddings")
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=int(WORKERS), timeout=120)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=int(WORKERS), timeout=120, fast_queue=True)
     server.run(host="127.0.0.1", port=int(PORT), log_level="error", generate_client_file=False)

@@ -8,8 +8,8 @@ API instead (`/openapi.json`), imported when that is asked for.
 
 from __future__ import annotations
 
-import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -19,20 +19,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from device_agent.api import openai
+from device_agent.api import open_inference, openai, tei
+from device_agent.api.auth import ADMIN_PREFIX, Guard
 from device_agent.api.context import STARTED, Context
 from device_agent.api.errors import on_error, on_http_exception
 from device_agent.api.metrics import CONTENT_TYPE, Metrics
-from device_agent.api.open_inference import infer
-from edgeonnx import __version__
+from device_agent.api.openapi import openapi_document
+from device_agent.api.telemetry import traced
+from device_agent.logs import RequestLog
 from edgeonnx.errors import EdgeOnnxError, NotReadyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
     from typing import Any
 
+    from device_agent.api.telemetry import Telemetry
     from device_agent.config import AgentConfig
-    from device_agent.loading import LoadedModel
     from device_agent.models import Models
 
     Scope = MutableMapping[str, Any]
@@ -42,18 +44,20 @@ if TYPE_CHECKING:
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
     Handler = Callable[[Context, Request], Awaitable[Response]]
 
-logger = logging.getLogger("edgeonnx.agent")
 
-SERVER_NAME = "edgeonnx-agent"
-
-
-def create_app(models: Models, config: AgentConfig, metrics: Metrics | None = None) -> Starlette:
-    """The ASGI application for the agent's models.
+def create_app(
+    models: Models, config: AgentConfig, metrics: Metrics | None = None, telemetry: Telemetry | None = None
+) -> Starlette:
+    """The ASGI application for the agent's models. Its `state` has the `context` and the `guard`.
 
     Args:
         models: The models; they may still be loading.
-        config: The limits.
+        config: The settings.
         metrics: Where to count; None makes new metrics.
+        telemetry: Where traces go; None: nowhere.
+
+    Raises:
+        UsageError: A token file cannot be used.
     """
     context = Context(models=models, config=config, metrics=metrics or Metrics())
     app = Starlette(
@@ -64,12 +68,35 @@ def create_app(models: Models, config: AgentConfig, metrics: Metrics | None = No
     )
     # A client that adds a slash gets a clear 404, not a redirect that loses its body.
     app.router.redirect_slashes = False
-    app.add_exception_handler(EdgeOnnxError, on_error)
+    app.add_exception_handler(EdgeOnnxError, context.metrics.counting(on_error))
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, on_error)
-    app.add_middleware(Observer, metrics=context.metrics)
+    app.add_exception_handler(Exception, context.metrics.counting(on_error))
+    app.state.context = context
+    _add_middlewares(app, context, telemetry)
     return app
+
+
+def _add_middlewares(app: Starlette, context: Context, telemetry: Telemetry | None) -> None:
+    """Wrap the routes: the request's id and log line outermost, then its span, its count, and who may ask at all.
+
+    Raises:
+        UsageError: A token file cannot be used.
+    """
+    guard: Guard | None = None
+
+    def guarded(routes: App) -> App:
+        nonlocal guard
+        guard = Guard(routes, context.config)
+        return guard
+
+    app.add_middleware(guarded)
+    app.add_middleware(Observer, context=context)
+    app.add_middleware(partial(traced, telemetry=telemetry))
+    app.add_middleware(RequestLog, config=context.config.log)
+    # Now, and not at the first request: a wrong token file is found at the start.
+    app.middleware_stack = app.build_middleware_stack()
+    app.state.guard = guard
 
 
 def partial_handler(handler: Handler, context: Context) -> Callable[[Request], Awaitable[Response]]:
@@ -87,40 +114,35 @@ async def _on_disconnect(_request: Request, _error: Exception) -> Response:
 
 
 class Observer:
-    """Stamps each request with its start, counts its status, and writes the one log line (at debug level)."""
+    """ASGI middleware: stamps each request with its start, counts its status, and lets a drain wait for it."""
 
-    def __init__(self, app: App, metrics: Metrics) -> None:
+    def __init__(self, app: App, context: Context) -> None:
         self._app = app
-        self._metrics = metrics
+        self._metrics = context.metrics
+        self._models = context.models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = scope[STARTED] = time.perf_counter()
+        scope[STARTED] = time.perf_counter()
 
         async def observed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.responded(message["status"])
-                if logger.isEnabledFor(logging.DEBUG):
-                    milliseconds = (time.perf_counter() - started) * 1e3
-                    logger.debug("%s %s %s %.2f ms", scope["method"], scope["path"], message["status"], milliseconds)
             await send(message)
 
-        await self._app(scope, receive, observed)
+        # Health and metrics are asked by those who watch, and a load may take minutes: a drain waits for neither.
+        if scope["method"] != "POST" or scope["path"].startswith(ADMIN_PREFIX):
+            await self._app(scope, receive, observed)
+            return
+        with self._models.request():
+            await self._app(scope, receive, observed)
 
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status_code=status, media_type="application/json")
-
-
-async def _server_metadata(_context: Context, _request: Request) -> Response:
-    return _json({"name": SERVER_NAME, "version": __version__, "extensions": []})
-
-
-async def _live(_context: Context, _request: Request) -> Response:
-    return _json({"live": True})
 
 
 async def _ready(context: Context, _request: Request) -> Response:
@@ -129,25 +151,33 @@ async def _ready(context: Context, _request: Request) -> Response:
     return _json({"ready": True})
 
 
-def _asked_model(context: Context, request: Request) -> LoadedModel:
-    """The model that a path names."""
-    return context.models.find(request.path_params["name"], request.path_params.get("version")).loaded
-
-
-async def _model_metadata(context: Context, request: Request) -> Response:
-    return _json(infer.model_metadata(_asked_model(context, request)))
-
-
-async def _model_ready(context: Context, request: Request) -> Response:
-    return _json({"name": _asked_model(context, request).name, "ready": True})
-
-
-async def _infer(context: Context, request: Request) -> Response:
-    return await context.infer(request, infer.prepare_infer)
-
-
 async def _embeddings(context: Context, request: Request) -> Response:
     return await context.infer(request, openai.prepare_embeddings)
+
+
+async def _rerank(context: Context, request: Request) -> Response:
+    return await context.infer(request, tei.prepare_rerank)
+
+
+async def _classify(context: Context, request: Request) -> Response:
+    return await context.infer(request, tei.prepare_classify)
+
+
+async def _embed(context: Context, request: Request) -> Response:
+    return await context.infer(request, tei.prepare_embed)
+
+
+async def _similarity(context: Context, request: Request) -> Response:
+    return await context.infer(request, tei.prepare_similarity)
+
+
+async def _info(context: Context, request: Request) -> Response:
+    live = context.models.find(request.query_params.get("model"))
+    return _json(tei.info(live.loaded, context.config))
+
+
+async def _openapi(context: Context, _request: Request) -> Response:
+    return Response(await openapi_document(context.config), media_type="application/json")
 
 
 async def _models(context: Context, _request: Request) -> Response:
@@ -166,16 +196,16 @@ async def _metrics(context: Context, _request: Request) -> Response:
 # The routes that carry the load come first: the router tries them in order.
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/embeddings", _embeddings),
-    ("POST", "/v2/models/{name}/infer", _infer),
-    ("POST", "/v2/models/{name}/versions/{version}/infer", _infer),
-    ("GET", "/v2/health/live", _live),
-    ("GET", "/v2/health/ready", _ready),
+    *open_inference.ROUTES,
     ("GET", "/metrics", _metrics),
-    ("GET", "/v2", _server_metadata),
-    ("GET", "/v2/models/{name}", _model_metadata),
-    ("GET", "/v2/models/{name}/ready", _model_ready),
-    ("GET", "/v2/models/{name}/versions/{version}", _model_metadata),
-    ("GET", "/v2/models/{name}/versions/{version}/ready", _model_ready),
     ("GET", "/v1/models", _models),
     ("GET", "/v1/models/{id}", _model),
+    ("POST", "/rerank", _rerank),
+    ("POST", "/classify", _classify),
+    ("POST", "/predict", _classify),
+    ("POST", "/embed", _embed),
+    ("POST", "/similarity", _similarity),
+    ("GET", "/info", _info),
+    ("GET", "/health", _ready),
+    ("GET", "/openapi.json", _openapi),
 )

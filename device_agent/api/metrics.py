@@ -1,130 +1,230 @@
-"""Prometheus metrics: Triton's names for what Triton measures too, names with `edgeonnx_` for the rest.
+"""What the agent counts. `device_agent.api.exposition` writes it for Prometheus, `device_agent.api.status` for people.
 
-Dashboards made for Triton read `nv_inference_*` as they are. prometheus_client gives every counter the suffix
-`_total`, which Triton's names do not have, so those few lines are written here; times are in microseconds, summed up.
-All counting happens in the event loop's thread.
+All counting happens in the event loop's thread, in plain numbers; what can be asked for when somebody looks (queues,
+providers, memory) is not counted at all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from device_agent.api.open_inference.statistics import ModelStatistics, Statistics
+from device_agent.histogram import Histogram, RecentValues
+from edgeonnx.errors import (
+    ClientGoneError,
+    DeadlineExceededError,
+    EdgeOnnxError,
+    ForbiddenError,
+    InferenceError,
+    InvalidRequestError,
+    MemoryBudgetError,
+    ModelNotFoundError,
+    NotReadyError,
+    OverloadedError,
+    RequestTooLargeError,
+    SlowClientError,
+    UnauthorizedError,
+    UnsupportedEncodingError,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
     from device_agent.inference.rows import Answer
     from device_agent.loading import LoadedModel
     from device_agent.models import Models
 
+    Handler = Callable[[Request, Exception], Awaitable[Response]]
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 # From a fraction of a millisecond (a short text on a GPU) to a request of thousands of texts.
-DURATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+DURATION_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+REASONS: dict[type[EdgeOnnxError], str] = {
+    InvalidRequestError: "invalid",
+    RequestTooLargeError: "too_large",
+    UnsupportedEncodingError: "unsupported_encoding",
+    SlowClientError: "slow_client",
+    ClientGoneError: "client_gone",
+    UnauthorizedError: "unauthorized",
+    ForbiddenError: "forbidden",
+    ModelNotFoundError: "model_not_found",
+    MemoryBudgetError: "memory_budget",
+    OverloadedError: "overloaded",
+    DeadlineExceededError: "deadline",
+    NotReadyError: "not_ready",
+    InferenceError: "runtime",
+}
+"""Why a request got no result, in a word; any other error is "internal"."""
+
+REJECTED, CANCELED, BACKEND, OTHER = TRITON_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Triton's words for why a model did not answer."""
 
 
-@dataclass(kw_only=True)
-class TritonCounters:
-    """Triton's counters for the one model, in the order in which they are written."""
+def reason_of(error: BaseException) -> str:
+    """The word of `REASONS` for an error."""
+    return next((REASONS[kind] for kind in type(error).__mro__ if kind in REASONS), "internal")
 
-    nv_inference_request_success: int = 0
-    nv_inference_request_failure: int = 0
-    nv_inference_count: int = 0
-    nv_inference_exec_count: int = 0
-    nv_inference_request_duration_us: int = 0
-    nv_inference_queue_duration_us: int = 0
-    nv_inference_compute_input_duration_us: int = 0
-    nv_inference_compute_infer_duration_us: int = 0
-    nv_inference_compute_output_duration_us: int = 0
 
-    HELP = {  # noqa: RUF012 - a table that nothing changes
-        "nv_inference_request_success": "Requests that were answered with a result",
-        "nv_inference_request_failure": "Requests that were answered with an error",
-        "nv_inference_count": "Rows (texts) that were answered",
-        "nv_inference_exec_count": "Runs of the model; smaller than the rows where rows were batched",
-        "nv_inference_request_duration_us": "Time in the agent, from the request's head to its answer",
-        "nv_inference_queue_duration_us": "Time that requests waited for the runner",
-        "nv_inference_compute_input_duration_us": "Time for making input tensors (tokenizing)",
-        "nv_inference_compute_infer_duration_us": "Time in the runtime",
-        "nv_inference_compute_output_duration_us": "Time for making answers out of output tensors",
-    }
+def triton_reason_of(error: BaseException) -> str:
+    """Triton's word: it was not run in time, its client left, the runtime failed, or something else."""
+    if isinstance(error, DeadlineExceededError | OverloadedError):
+        return REJECTED
+    if isinstance(error, ClientGoneError):
+        return CANCELED
+    return BACKEND if isinstance(error, InferenceError) else OTHER
 
-    def render(self, model: str, version: str) -> str:
-        """The counters in Prometheus' text format. Names and versions of bundles need no escaping."""
-        lines = []
-        for field in fields(self):
-            lines.append(f"# HELP {field.name} {self.HELP[field.name]}")
-            lines.append(f"# TYPE {field.name} counter")
-            lines.append(f'{field.name}{{model="{model}",version="{version}"}} {getattr(self, field.name)}')
-        return "\n".join(lines) + "\n"
+
+class ModelCounters:
+    """What one version of a model did, beside Triton's statistics. Times are in seconds.
+
+    Attributes:
+        failures: Requests answered with an error, by Triton's reason.
+        tokens: Tokens of the answered requests, without padding.
+        duration: Time of each answered request in the agent.
+        queue_wait: Time that each answered request waited for a runner.
+        recent: The answered requests of the last minute.
+    """
+
+    __slots__ = ("duration", "failures", "queue_wait", "recent", "tokens")
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        self.tokens = 0
+        self.duration = Histogram(DURATION_BOUNDS)
+        self.queue_wait = Histogram(DURATION_BOUNDS)
+        self.recent = RecentValues(DURATION_BOUNDS)
 
 
 class Metrics:
-    """All metrics of one agent."""
+    """Everything that one agent counts.
 
-    def __init__(self) -> None:
-        self.triton = TritonCounters()
-        self._registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self._registry)
-        self._state = Gauge("edgeonnx_model_state", "1 for the model's state", ["state"], registry=self._registry)
-        self._info = Gauge(
-            "edgeonnx_model_info",
-            "What serves: 1, with the facts as labels",
-            ["model", "version", "variant", "precision", "provider", "tokenizer"],
-            registry=self._registry,
-        )
-        self._variants = Gauge(
-            "edgeonnx_variant_used",
-            "1 for the variant that serves; 0 for each other one, with the reason as a label",
-            ["variant", "precision", "reason"],
-            registry=self._registry,
-        )
-        self._load = Gauge(
-            "edgeonnx_model_load_seconds", "Time of each step of loading", ["step"], registry=self._registry
-        )
-        self._in_flight = Gauge("edgeonnx_requests_in_flight", "Requests being answered", registry=self._registry)
-        self._tokens = Counter("edgeonnx_tokens", "Tokens that were answered, without padding", registry=self._registry)
-        self._responses = Counter(
-            "edgeonnx_http_responses", "HTTP responses by status", ["status"], registry=self._registry
-        )
-        self._duration = Histogram(
-            "edgeonnx_request_duration_seconds",
-            "Time of inference requests in the agent",
-            buckets=DURATION_BUCKETS,
-            registry=self._registry,
-        )
+    Args:
+        clock: Seconds of a clock that never goes back.
+
+    Attributes:
+        statistics: Triton's statistics of each model.
+        responses: HTTP responses by status.
+        refusals: Requests that got no result, by the word of `REASONS`.
+        started: When the agent began to count, by `clock`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.statistics = Statistics()
+        self.responses: Counter[int] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.clock = clock
+        self.started = clock()
+        self._models: dict[tuple[str, str], ModelCounters] = {}
+        self._cpu = CpuMeter()
+
+    def of(self, loaded: LoadedModel) -> ModelCounters:
+        """The counters of a model; they begin at 0."""
+        key = (loaded.name, loaded.version)
+        found = self._models.get(key)
+        if found is None:
+            found = self._models[key] = ModelCounters()
+        return found
+
+    def statistics_of(self, loaded: LoadedModel) -> ModelStatistics:
+        """Triton's statistics of a model."""
+        return self.statistics.of(loaded)
 
     def succeeded(self, loaded: LoadedModel, answer: Answer, *, output: float, total: float) -> None:
-        """Count an answered inference request; times in seconds."""
-        triton = self.triton
-        triton.nv_inference_request_success += 1
-        triton.nv_inference_count += len(answer.lengths)
-        triton.nv_inference_exec_count += answer.runs
-        triton.nv_inference_request_duration_us += _microseconds(total)
-        triton.nv_inference_queue_duration_us += _microseconds(answer.queue_seconds)
-        triton.nv_inference_compute_input_duration_us += _microseconds(answer.tokenize_seconds)
-        triton.nv_inference_compute_infer_duration_us += _microseconds(answer.infer_seconds)
-        triton.nv_inference_compute_output_duration_us += _microseconds(output)
-        self._tokens.inc(int(answer.lengths.sum()))
-        self._duration.observe(total)
+        """Count an inference request that was answered with a result.
 
-    def failed(self, loaded: LoadedModel) -> None:
-        """Count an inference request that was answered with an error."""
-        self.triton.nv_inference_request_failure += 1
+        Args:
+            loaded: The model.
+            answer: The answer.
+            output: Seconds that making the response took.
+            total: Seconds from the request's head to its response.
+        """
+        self.statistics.of(loaded).succeeded(answer, output, total)
+        counters = self.of(loaded)
+        tokens = int(answer.lengths.sum())
+        counters.tokens += tokens
+        counters.duration.observe(total)
+        counters.queue_wait.observe(answer.queue_seconds)
+        counters.recent.add(self.clock(), total, len(answer.lengths), tokens)
+
+    def failed(self, loaded: LoadedModel, error: BaseException | None = None, *, seconds: float = 0.0) -> None:
+        """Count an inference request that was answered with an error.
+
+        Args:
+            loaded: The model.
+            error: The error; None: unknown.
+            seconds: From the request's head to the error.
+        """
+        self.statistics.of(loaded).failed(seconds)
+        self.of(loaded).failures[OTHER if error is None else triton_reason_of(error)] += 1
+
+    def refused(self, error: BaseException) -> None:
+        """Count a request, to whatever route, that was answered with an error."""
+        self.refusals[reason_of(error)] += 1
+
+    def counting(self, handler: Handler) -> Handler:
+        """An exception handler that counts what it answers."""
+
+        async def counted(request: Request, error: Exception) -> Response:
+            self.refused(error)
+            return await handler(request, error)
+
+        return counted
 
     def responded(self, status: int) -> None:
         """Count an HTTP response."""
-        self._responses.labels(status).inc()
+        self.responses[status] += 1
 
     def render(self, models: Models) -> bytes:
-        """Everything in Prometheus' text format; Triton's names appear once there is a model to label them with."""
-        self._in_flight.set(models.in_flight)
-        text = bytes(generate_latest(self._registry))
-        for live in models.all():
-            text = self.triton.render(live.loaded.name, live.loaded.version).encode() + text
-        return text
+        """Everything in Prometheus' text format."""
+        # It is imported by the first scrape: a start needs none of it.
+        from device_agent.api.exposition import exposition
+
+        self.forget_all_but(models)
+        return exposition(self, models, self._cpu.utilization())
+
+    def forget_all_but(self, models: Models) -> None:
+        """Drop the counters of models that no longer serve."""
+        serving = [live.loaded for live in models.all()]
+        self.statistics.forget_all_but(serving)
+        for key in self._models.keys() - {(loaded.name, loaded.version) for loaded in serving}:
+            del self._models[key]
 
 
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
+class CpuMeter:
+    """The machine's CPU utilization between two looks, from /proc/stat (proc_stat(5))."""
+
+    def __init__(self) -> None:
+        self._last = (0, 0)
+
+    def utilization(self) -> float | None:
+        """0.0 to 1.0 since the last look, or since the machine's start; None where there is no /proc."""
+        try:
+            with open("/proc/stat", encoding="ascii") as file:  # noqa: PTH123 - a scrape opens nothing slower
+                times = parse_cpu_times(file.readline())
+        except (OSError, ValueError):
+            return None
+        (busy, total), self._last = (times[0] - self._last[0], times[1] - self._last[1]), times
+        return min(1.0, max(0.0, busy / total)) if total > 0 else 0.0
+
+
+def parse_cpu_times(line: str) -> tuple[int, int]:
+    """Busy and total time of all CPUs in the first line of /proc/stat, in ticks.
+
+    Raises:
+        ValueError: The line is not that.
+    """
+    values = line.split()
+    if values[:1] != ["cpu"] or len(values) < 9:
+        raise ValueError(f"not the line of all CPUs: {line[:40]!r}")
+    # user nice system idle iowait irq softirq steal; what follows is part of user and nice.
+    times = [int(value) for value in values[1:9]]
+    return sum(times) - times[3] - times[4], sum(times)

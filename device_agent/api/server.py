@@ -1,9 +1,9 @@
 """The life of a serving agent: bind, load, serve, drain, stop.
 
-The port is bound before the model loads, so that `/v2/health/live` answers at once and a port that is taken is found
-out before the work. On SIGTERM or SIGINT the model drains: `/v2/health/ready` turns 503, new requests are refused
+The port is bound before the models load, so that `/v2/health/live` answers at once and a port that is taken is found
+out before the work. On SIGTERM or SIGINT the agent drains: `/v2/health/ready` turns 503, new requests are refused
 with 503, those in flight are answered, and then the process ends; all of it within `drain_seconds`. A second signal
-ends the wait.
+ends the wait. On SIGHUP the token files and the TLS certificate are read again.
 """
 
 from __future__ import annotations
@@ -14,24 +14,45 @@ import gc
 import logging
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
 from device_agent.api.app import create_app
+from device_agent.api.auth import check_listen_address
+from device_agent.api.metrics import Metrics
+from device_agent.api.protocol import allow_connections, http_protocol
+from device_agent.api.telemetry import start_telemetry
 from device_agent.models import Models
-from edgeonnx.errors import UsageError
+from device_agent.systemd import Notifier, Work
+from edgeonnx.errors import EdgeOnnxError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    import ssl
+    from collections.abc import Callable, Generator, Mapping
     from concurrent.futures import Future
+
+    from starlette.applications import Starlette
 
     from device_agent.config import AgentConfig
     from device_agent.loading import LoadedModel
 
+    OnReady = Callable[[LoadedModel | None], None]
+
 logger = logging.getLogger("edgeonnx.agent")
 
 BACKLOG = 2048
+SWITCH_SECONDS = 0.0005
+"""How long a runner that comes back from the runtime waits for the interpreter lock while the event loop parses."""
+
+
+class GrpcServer(Protocol):
+    """What `device_agent.rpc.serve_grpc` gives."""
+
+    async def stop(self, grace: float | None) -> object:
+        """Take no new calls, and end those that still run after `grace` seconds."""
+        ...
 
 
 class _Server(uvicorn.Server):
@@ -73,61 +94,204 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL under which a listening socket is reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def run(listener: socket.socket, loading: Future[LoadedModel] | None, config: AgentConfig, on_ready: OnReady) -> bool:
+    """`serve` in an event loop of its own: uvloop's, where that is installed."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(listener, loading, config, on_ready))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 async def serve(
-    listener: socket.socket,
-    loading: Future[LoadedModel],
-    config: AgentConfig,
-    on_ready: Callable[[LoadedModel], None],
+    listener: socket.socket, loading: Future[LoadedModel] | None, config: AgentConfig, on_ready: OnReady
 ) -> bool:
     """Serve until a signal comes.
 
     Args:
         listener: From `bind`; it is closed in the end.
-        loading: Gives the model, or the reason why there is none.
+        loading: Gives the first bundle's model, or the reason why there is none; None: it is not being loaded yet, or
+            there is no bundle.
         config: The agent's settings.
-        on_ready: Called once, when the first request can be answered.
+        on_ready: Called once, when the start is over: with the default model or, if that failed, the first one that
+            serves; None where the agent was started without a bundle.
 
     Returns:
         True if everything ended in order; False if a request, or the loading, still runs in its thread.
 
     Raises:
-        EdgeOnnxError: The model did not pass its checks.
+        UsageError: An address, a token file or a certificate cannot be used.
+        EdgeOnnxError: No model passed its checks.
     """
-    models = Models(config)
-    server = _Server(_uvicorn_config(create_app(models, config), config))
-    stop, hurry = _signal_events()
-    serving: asyncio.Future[Any] = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping: asyncio.Future[Any] = asyncio.create_task(stop.wait())
-    loaded: asyncio.Future[Any] = asyncio.wrap_future(loading)
-    try:
-        await asyncio.wait({loaded, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if loaded.done():
-            models.serve(loaded.result())
-            # What was imported and loaded stays for good: the garbage collector need not walk through it again and
-            # again, which would hold up a request for tens of milliseconds now and then.
-            gc.freeze()
-            on_ready(loaded.result())
-            await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-        in_order = await _drain(models, hurry, config)
-    finally:
-        stopping.cancel()
-        server.config.timeout_graceful_shutdown = 1
-        server.should_exit = True
-        await serving
-    return models.close(timeout=0.5) and loading.done() and in_order
+    with contextlib.closing(listener):
+        check_listen_address(config)
+        agent = _Agent(config)
+        await agent.start(listener)
+        try:
+            await agent.load(loading, on_ready)
+            in_order = await agent.drain()
+        finally:
+            await agent.stop()
+    return agent.models.close(timeout=0.5) and (loading is None or loading.done()) and in_order
 
 
-def _uvicorn_config(app: object, config: AgentConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        loop="auto",
-        http="httptools",
+class _Agent:
+    """The parts of a serving agent, from `start` to `stop`.
+
+    Raises:
+        UsageError: A token file or a certificate cannot be used.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.models = Models(config)
+        self._metrics = Metrics()
+        self._telemetry = start_telemetry()
+        self._app = create_app(self.models, config, self._metrics, self._telemetry)
+        self._tls = _tls(config)
+        self._server = _Server(_uvicorn_config(self._app, config, self._metrics, self._tls))
+        self._notifier = Notifier.from_environment()
+        self._tasks: list[asyncio.Future[Any]] = []
+        self._grpc: GrpcServer | None = None
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+
+    async def start(self, listener: socket.socket) -> None:
+        """Answer on the listener, and watch for signals."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        allow_connections(self.config.server.max_connections)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        if self.config.server.grpc_port is not None:
+            self._grpc = await _serve_grpc(self._app, self.config)
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+        self._stopping = asyncio.ensure_future(self._stop.wait())
+
+    async def load(self, loading: Future[LoadedModel] | None, on_ready: OnReady) -> None:
+        """Load the models, and serve until a signal comes or the listener fails."""
+        first = None if loading is None else asyncio.wrap_future(loading)
+        start = asyncio.ensure_future(self.models.start(first))
+        await asyncio.wait({start, self._stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not start.done():
+            start.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EdgeOnnxError):
+                await start
+            return
+        await start
+        # What was imported and loaded stays for good: the garbage collector need not walk through it again and again,
+        # which would hold up a request for tens of milliseconds now and then. A model that is unloaded later is freed
+        # all the same, by its reference counts: it is in no cycle.
+        gc.collect()
+        gc.freeze()
+        live = self.models.all()
+        on_ready(live[0].loaded if live else None)
+        self._notifier.ready(_status(self.models))
+        self._tasks.append(asyncio.ensure_future(self._notifier.watch(self._work, lambda: _status(self.models))))
+        await asyncio.wait({self._stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def drain(self) -> bool:
+        """Refuse what is new and wait for what is in flight; False if something still is when time is up."""
+        seconds = self.config.server.drain_seconds
+        self.models.drain()
+        self._notifier.stopping(f"draining {self.models.in_flight} requests")
+        logger.info("stopping: %d requests in flight, at most %g s", self.models.in_flight, seconds)
+        drained = asyncio.ensure_future(self.models.drained(seconds))
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        drained.cancel()
+        if self.models.in_flight:
+            logger.warning("stopping although %d requests are not answered", self.models.in_flight)
+        return self.models.in_flight == 0
+
+    async def stop(self) -> None:
+        """Close the listeners, and end what runs beside them."""
+        self._stopping.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._server.config.timeout_graceful_shutdown = 1
+        self._server.should_exit = True
+        await self._serving
+        if self._grpc is not None:
+            await self._grpc.stop(1.0)
+        if self._telemetry is not None:
+            await asyncio.to_thread(self._telemetry.close)
+
+    def _on_stop(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    def _on_reload(self) -> None:
+        logger.info("SIGHUP: the token files and the certificate are read again")
+        self._app.state.guard.reload()
+        if self._tls is None:
+            return
+        from device_agent.api.tls import load_certificate
+
+        try:
+            load_certificate(self._tls, self.config.server)
+        except EdgeOnnxError as error:
+            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400 - no traceback for a wrong file
+
+    def _work(self) -> Mapping[str, Work]:
+        """What each model has to do, for the watchdog."""
+        return {f"{live.loaded.name} {live.loaded.version}": work_of(live.loaded) for live in self.models.all()}
+
+
+def work_of(loaded: LoadedModel) -> Work:
+    """What a model has to do now, and how much it has done."""
+    state = loaded.batcher.state()
+    return Work(busy=bool(state.rows or state.running_tokens), finished=state.counts.runs)
+
+
+def _status(models: Models) -> str:
+    """What the agent does, in a line, for `systemctl status`."""
+    serving = ", ".join(
+        f"{live.loaded.name} {live.loaded.version} on {live.loaded.engine.provider}" for live in models.all()
+    )
+    return f"serves {serving or 'no model'}; {models.in_flight} requests in flight"
+
+
+def _tls(config: AgentConfig) -> ssl.SSLContext | None:
+    """The context of the listener; ssl is imported only where it is used."""
+    if config.server.tls_certificate is None and config.server.tls_key is None:
+        return None
+    from device_agent.api.tls import ssl_context
+
+    return ssl_context(config.server)
+
+
+async def _serve_grpc(app: Starlette, config: AgentConfig) -> GrpcServer:
+    """Start the gRPC service; grpc is imported only where it is asked for.
+
+    Raises:
+        RuntimeUnavailableError: grpcio is not installed.
+        UsageError: The port cannot be listened on.
+    """
+    from device_agent.rpc import serve_grpc
+
+    server: GrpcServer = await serve_grpc(app.state.context, config)
+    return server
+
+
+def _uvicorn_config(
+    app: Starlette, config: AgentConfig, metrics: Metrics, tls: ssl.SSLContext | None
+) -> uvicorn.Config:
+    found = uvicorn.Config(
+        app,
+        http=http_protocol(config, metrics.responded),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -135,30 +299,6 @@ def _uvicorn_config(app: object, config: AgentConfig) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=config.server.keep_alive_seconds,
     )
-
-
-def _signal_events() -> tuple[asyncio.Event, asyncio.Event]:
-    """Events for the first and the second signal to stop."""
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    return stop, hurry
-
-
-async def _drain(models: Models, hurry: asyncio.Event, config: AgentConfig) -> bool:
-    """Refuse what is new and wait for what is in flight; False if something still is when time is up."""
-    models.drain()
-    logger.info("stopping: %d requests in flight, at most %g s", models.in_flight, config.server.drain_seconds)
-    drained = asyncio.create_task(models.drained(config.server.drain_seconds))
-    hurried = asyncio.create_task(hurry.wait())
-    await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
-    hurried.cancel()
-    drained.cancel()
-    if models.in_flight:
-        logger.warning("stopping although %d requests are not answered", models.in_flight)
-    return models.in_flight == 0
+    found.load()
+    found.ssl = tls
+    return found

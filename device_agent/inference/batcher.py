@@ -2,58 +2,63 @@
 
 There is no timer: a runner that is free takes what waits, at once. While all runners are busy, rows gather, and the
 next batch is larger; so batches grow with the load, and a request that comes alone waits for nothing.
+
+Which rows run together is decided in `batching`, which requests may wait in `admission`; here are the threads. One
+lock guards the queue. It is held for microseconds, never while a batch runs, and the event loop's thread takes it once
+for each request. Answers go back to the event loop batch by batch, with one call for all requests of a batch.
+
+A request ends in exactly one way: its answer, its error, the end of its time (also while its rows run: the client does
+not wait for a result that comes too late), or its client's leaving. From then on its rows no longer wait, and what a
+run still gives for it is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import queue
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from device_agent.inference.batching import Piece, WaitingRows
-from device_agent.inference.rows import Answer, merge
-from edgeonnx.errors import DeadlineExceededError, NotReadyError, OverloadedError
+from device_agent.inference.admission import Pace, Refusal, decide, predict
+from device_agent.inference.batching import WaitingRows
+from device_agent.inference.counts import Counts
+from device_agent.inference.execution import Work, execute
+from device_agent.inference.rows import Answer, Part, merge, write_batch
+from device_agent.inference.tickets import Ticket, deliver
+from edgeonnx.errors import NotReadyError, OverloadedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from device_agent.config import QueueConfig
-    from device_agent.inference.rows import Array, Rows
+    from device_agent.inference.execution import Outcome, Pair, Runs
+    from device_agent.inference.rows import Rows
+    from device_agent.inference.tickets import Result
 
+PREPARED_TOKENS = 64
+"""Tokens of a single request's batch up to which the event loop's thread pads it for a runner that sleeps."""
 
-class Runs(Protocol):
-    """What runs batches: `device_agent.inference.engine.Engine`, or a fake in tests."""
-
-    @property
-    def inputs(self) -> Sequence[str]:
-        """Names of the graph's inputs."""
-        ...
-
-    @property
-    def provider(self) -> str:
-        """The execution provider that runs now."""
-        ...
-
-    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Run a batch; see `Engine.run`."""
-        ...
+SHARE_TOKENS = 64
+"""Tokens of a batch below which it is not divided among idle runners; see `bench/batching.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueState:
-    """What waits in front of a model.
+    """What waits in front of a model, and what was done so far.
 
     Attributes:
         requests: Requests that wait, wholly or in part.
         rows: Rows that wait.
-        tokens: Their tokens.
+        tokens: Their tokens, without padding.
         running_tokens: Tokens of the batches that run now, padding included.
-        tokens_per_second: Speed of all runners together, measured; 0.0 before the first run.
+        tokens_per_second: Tokens (without padding) that all runners together would answer in a second under full load,
+            as the last batches went; 0.0 before the first run.
+        wait_seconds: How long a request that came now would wait until its first row runs, predicted.
+        runners: Number of runner threads.
+        counts: What happened since the start.
     """
 
     requests: int
@@ -61,32 +66,9 @@ class QueueState:
     tokens: int
     running_tokens: int
     tokens_per_second: float
-
-
-@dataclass(eq=False, kw_only=True)
-class Ticket:
-    """One request on its way through the batcher.
-
-    Attributes:
-        rows: Its rows.
-        outputs: Names of the outputs that it wants; None for all.
-        future: Done with the answer, in the event loop in which it was submitted.
-        gone: Whether the client left, so that nobody waits for it.
-        deadline: When its time is over, by `time.perf_counter`; None: never.
-    """
-
-    key: int
-    rows: Rows
-    outputs: tuple[str, ...] | None
-    future: asyncio.Future[Answer]
-    submitted: float
-    deadline: float | None
-    remaining: int
-    begun: float | None = None
-    parts: list[tuple[np.ndarray, Mapping[str, Array]]] = field(default_factory=list)
-    answer: Answer
-    timer: asyncio.TimerHandle | None = None
-    gone: bool = False
+    wait_seconds: float
+    runners: int
+    counts: Counts
 
 
 class Batcher:
@@ -96,20 +78,39 @@ class Batcher:
         engine: Runs a batch; called from several threads.
         config: Budget, bound and deadlines.
         runners: Threads that run batches.
+        name: Of the model, for the threads' names.
+        per_token: Names of the outputs of which the second dimension is the token; None: those of three dimensions.
     """
 
-    def __init__(self, engine: Runs, config: QueueConfig, *, runners: int = 1, name: str = "model") -> None:
+    def __init__(
+        self,
+        engine: Runs,
+        config: QueueConfig,
+        *,
+        runners: int = 1,
+        name: str = "model",
+        per_token: Collection[str] | None = None,
+    ) -> None:
         self._engine = engine
         self._config = config
+        self._per_token = per_token
         self._keys = itertools.count()
         self._waiting = WaitingRows()
+        self._pace = Pace(runners=runners, call_tokens=self._waiting.call_tokens, budget=config.batch_tokens)
+        self._counts = Counts()
         self._tickets: dict[int, Ticket] = {}
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        # Runners that have nothing to do wait at their desk, and whoever brings work puts it there: a runner that was
+        # only woken would have to find out, with cold caches, what the other thread knows already. So rows never wait
+        # while a runner sleeps.
+        self._desks: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(runners)]
+        self._asleep: list[int] = []
+        self._free = runners
+        self._finished: list[tuple[int, Work, list[Outcome], float]] = []
         self._closed = False
-        self._running_tokens = 0
-        self._speed = 0.0
         self._threads = [
-            threading.Thread(target=self._serve, name=f"{name}-runner-{index}", daemon=True) for index in range(runners)
+            threading.Thread(target=self._serve, args=(index,), name=f"{name}-runner-{index}", daemon=True)
+            for index in range(runners)
         ]
         for thread in self._threads:
             thread.start()
@@ -120,15 +121,32 @@ class Batcher:
         return len(self._threads)
 
     def state(self) -> QueueState:
-        """What waits and runs now."""
-        with self._changed:
+        """What waits and runs now, and what was done so far."""
+        now = time.perf_counter()
+        with self._lock:
+            self._account()
             return QueueState(
                 requests=len(self._waiting),
                 rows=self._waiting.rows,
                 tokens=self._waiting.tokens,
-                running_tokens=self._running_tokens,
-                tokens_per_second=self._speed,
+                running_tokens=self._pace.running_tokens(),
+                tokens_per_second=self._pace.tokens_per_second(now),
+                wait_seconds=predict(1, waiting=self._waiting.tokens, pace=self._pace, now=now)[0],
+                runners=len(self._threads),
+                counts=self._counts.copy(),
             )
+
+    # Called in the event loop's thread
+
+    def check_chance(self, seconds: float, tokens: int = 1) -> None:
+        """Refuse a request before its size is known, if not even one of `tokens` tokens could be answered in its time.
+
+        Raises:
+            OverloadedError: It could not.
+        """
+        if self._waiting.tokens:  # read without the lock: an idle model costs nothing
+            with self._lock:
+                self._admit(tokens, seconds, time.perf_counter(), early=True)
 
     def submit(self, rows: Rows, outputs: tuple[str, ...] | None = None, *, seconds: float | None = None) -> Ticket:
         """Queue a request; call it in the event loop that awaits `Ticket.future`.
@@ -145,180 +163,250 @@ class Batcher:
         loop = asyncio.get_running_loop()
         now = time.perf_counter()
         lengths = rows.lengths
-        ticket = Ticket(
-            key=next(self._keys),
-            rows=rows,
-            outputs=outputs,
-            future=loop.create_future(),
-            submitted=now,
-            deadline=None if seconds is None else now + seconds,
-            remaining=len(lengths),
-            answer=Answer(lengths=lengths),
-        )
-        with self._changed:
+        tokens = int(lengths[0] if len(lengths) == 1 else lengths.sum())
+        with self._lock:
             if self._closed:
                 raise NotReadyError("the model is being unloaded")
-            self._admit(int(lengths.sum()), seconds)
+            self._admit(tokens, seconds, now)
+            ticket = Ticket(
+                key=next(self._keys),
+                rows=rows,
+                outputs=outputs,
+                loop=loop,
+                future=loop.create_future(),
+                submitted=now,
+                deadline=None if seconds is None else now + seconds,
+                remaining=len(lengths),
+                answer=Answer(lengths=lengths),
+            )
+            self._counts.accepted += 1
             self._tickets[ticket.key] = ticket
             self._waiting.add(ticket.key, lengths)
-            self._changed.notify()
+            given = self._give_out() if self._asleep else ()
         if seconds is not None:
             ticket.timer = loop.call_later(seconds, self._expire, ticket)
+        for runner, work in given:
+            if len(work.batch) == 1 and work.tokens <= PREPARED_TOKENS:
+                work.prepare(self._engine)
+            self._desks[runner].put(work)
         return ticket
 
-    def _admit(self, tokens: int, seconds: float | None) -> None:
-        ahead = self._waiting.tokens + self._running_tokens
-        if self._waiting.tokens and self._waiting.tokens + tokens > self._config.max_tokens:
-            raise OverloadedError("the queue is full", retry_after=ahead / self._speed if self._speed else 1.0)
-        if seconds is not None and self._speed and (ahead + tokens) / self._speed > seconds:
-            wait = (ahead + tokens) / self._speed
-            raise OverloadedError(
-                "the answer could not come in time",
-                retry_after=max(0.0, wait - seconds),
-                expected=f"at most {seconds:g} s",
-                found=f"about {wait:.2g} s",
-            )
+    def _admit(self, tokens: int, seconds: float | None, now: float, *, early: bool = False) -> None:
+        """Refuse a request that may not join the queue. The lock is held."""
+        if self._finished:
+            self._account()
+        refusal = decide(
+            tokens,
+            seconds=seconds,
+            waiting=self._waiting.tokens,
+            max_tokens=self._config.max_tokens,
+            pace=self._pace,
+            now=now,
+        )
+        if refusal is not None:
+            self._counts.refused(refusal.reason, early=early)
+            raise _overloaded(refusal, seconds, self._config.max_tokens)
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop what still waits of a request whose caller no longer wants it. Call it in the ticket's event loop."""
-        with self._changed:
-            self._waiting.remove(ticket.key)
-            self._tickets.pop(ticket.key, None)
-        if ticket.timer is not None:
-            ticket.timer.cancel()
+        with self._lock:
+            if self._drop(ticket):
+                self._counts.cancelled += 1
+        ticket.end_timer()
         if not ticket.future.done():
             ticket.future.cancel()
 
     def _expire(self, ticket: Ticket) -> None:
+        """A request's time is over: the timer of its event loop."""
+        with self._lock:
+            if not self._drop(ticket):
+                return  # its answer, or its error, is on the way
+            self._counts.expired += 1
         if not ticket.future.done():
-            ticket.future.set_exception(DeadlineExceededError("the request's time is over"))
-            self.cancel(ticket)
+            ticket.future.set_exception(ticket.too_late())
+
+    # Called in any thread
 
     def run_now(self, rows: Rows, outputs: tuple[str, ...] | None = None) -> Answer:
-        """Run a request in the calling thread, in batches as the runners would make them. Raises as `Engine.run`."""
+        """Run a request in the calling thread, in batches as the runners would make them.
+
+        What it takes tells the admission how fast the model is, before the first request. Raises as `Engine.run`.
+        """
         waiting = WaitingRows()
         waiting.add(0, rows.lengths)
-        answer = Answer(lengths=rows.lengths)
-        parts: list[tuple[np.ndarray, Mapping[str, Array]]] = []
+        answer = Answer(lengths=rows.lengths, provider=self._engine.provider)
+        parts: list[Part] = []
         while pieces := waiting.take(self._config.batch_tokens):
-            started = time.perf_counter()
-            values = self._run([(rows, pieces[0].rows)], outputs)
-            answer.infer_seconds += time.perf_counter() - started
+            piece = pieces[0]
+            inputs = write_batch([(rows, piece.rows)], piece.width, self._engine.inputs)
+            began = time.perf_counter()
+            values = self._engine.run(inputs, outputs)
+            seconds = time.perf_counter() - began
+            with self._lock:
+                self._pace.prime(padded=piece.width * len(piece.rows), seconds=seconds)
+            answer.infer_seconds += seconds
             answer.runs += 1
-            parts.append((np.asarray(pieces[0].rows), values))
-        answer.outputs = merge(parts, rows.lengths)
+            answer.batch_rows += len(piece.rows)
+            parts.append(Part(piece.rows, values))
+        answer.outputs = merge(parts, rows.lengths, self._per_token)
         return answer
 
     def close(self, timeout: float | None = None) -> bool:
-        """End the threads once nothing waits; False if one still runs after `timeout` seconds."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        """Finish what waits, then end the threads. May be called again.
+
+        Args:
+            timeout: Seconds to wait; then every request that is left fails with NotReadyError. None: no limit.
+
+        Returns:
+            False if a run goes on in its thread after that time. The thread ends with it.
+        """
         end = None if timeout is None else time.perf_counter() + timeout
+        with self._lock:
+            self._closed = True
+            asleep, self._asleep = self._asleep, []
+        for runner in asleep:
+            self._desks[runner].put(None)
         for thread in self._threads:
             thread.join(None if end is None else max(0.0, end - time.perf_counter()))
+        with self._lock:
+            left = [ticket for ticket in list(self._tickets.values()) if self._drop(ticket)]
+            self._counts.failed += len(left)
+        error = NotReadyError("the model was unloaded before the answer was ready")
+        deliver([(ticket, error) for ticket in left])
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _serve(self) -> None:
-        while (batch := self._take()) is not None:
-            self._run_batch(batch)
+    def _drop(self, ticket: Ticket) -> bool:
+        """Forget a request; False if it has ended already. The lock is held."""
+        if self._tickets.pop(ticket.key, None) is None:
+            return False
+        before = self._waiting.rows
+        self._waiting.remove(ticket.key)
+        self._counts.rows_dropped += before - self._waiting.rows
+        ticket.parts.clear()
+        return True
 
-    def _take(self) -> list[tuple[Ticket, Piece]] | None:
-        with self._changed:
-            while True:
-                pieces = self._waiting.take(self._config.batch_tokens)
-                if pieces:
-                    return [(self._tickets[piece.key], piece) for piece in pieces]
-                if self._closed:
-                    return None
-                self._changed.wait()
+    def _give_out(self) -> list[tuple[int, Work]]:
+        """Batches for the runners that sleep, as long as rows wait. The lock is held."""
+        given = []
+        while self._asleep:
+            work = self._take(self._asleep[-1])
+            if work is None:
+                break
+            given.append((self._asleep.pop(), work))
+        return given
 
-    def _run_batch(self, batch: list[tuple[Ticket, Piece]]) -> None:
-        begun = time.perf_counter()
-        lengths = [ticket.rows.lengths[piece.rows] for ticket, piece in batch]
-        padded = max(int(part.max()) for part in lengths) * sum(map(len, lengths))
-        with self._changed:
-            self._running_tokens += padded
-        error: Exception | None = None
-        outputs: dict[str, Array] = {}
-        try:
-            wanted = _union(ticket.outputs for ticket, _ in batch)
-            outputs = self._run([(ticket.rows, piece.rows) for ticket, piece in batch], wanted)
-        except Exception as failure:  # noqa: BLE001 - every failure belongs to the requests, none to the thread
-            error = failure
-        seconds = time.perf_counter() - begun
-        with self._changed:
-            self._running_tokens -= padded
-            if error is None:
-                speed = padded / seconds * len(self._threads)
-                self._speed = speed if not self._speed else 0.9 * self._speed + 0.1 * speed
-        at = 0
-        for ticket, piece in batch:
-            rows = slice(at, at := at + len(piece.rows))
-            self._hand_over(
-                ticket, piece, {name: value[rows] for name, value in outputs.items()}, error, begun, seconds
-            )
+    # The runner threads
 
-    def _run(self, parts: Sequence[tuple[Rows, Sequence[int]]], outputs: tuple[str, ...] | None) -> dict[str, Array]:
-        """Pad the rows into one batch and run it."""
-        count = sum(len(rows) for _, rows in parts)
-        width = max(int(source.lengths[rows].max()) for source, rows in parts)
-        buffers = {name: np.empty((count, width), dtype=np.int64) for name in self._engine.inputs}
-        at = 0
-        for source, rows in parts:
-            source.write(rows, {name: buffer[at : at + len(rows)] for name, buffer in buffers.items()})
-            at += len(rows)
-        return self._engine.run(buffers, outputs)
+    def _serve(self, runner: int) -> None:
+        desk = self._desks[runner]
+        while True:
+            with self._lock:
+                self._account()
+                work = self._take(runner)
+                if work is None:
+                    if self._closed:
+                        return
+                    self._asleep.append(runner)
+            if work is None:
+                work = desk.get()
+            if work is not None:
+                self._work(runner, work)
+                del work  # a runner that waits keeps no answer alive
 
-    def _hand_over(
-        self,
-        ticket: Ticket,
-        piece: Piece,
-        outputs: Mapping[str, Array],
-        error: Exception | None,
-        begun: float,
-        seconds: float,
-    ) -> None:
-        with self._changed:
-            answer = ticket.answer
-            if ticket.begun is None:
-                ticket.begun = begun
-                answer.queue_seconds = begun - ticket.submitted
-            answer.infer_seconds += seconds
-            answer.runs += 1
-            answer.provider = self._engine.provider
-            ticket.parts.append((np.asarray(piece.rows), outputs))
-            ticket.remaining -= len(piece.rows)
-            finished = error is not None or ticket.remaining == 0
-            if finished:
-                self._waiting.remove(ticket.key)
-                self._tickets.pop(ticket.key, None)
-        if not finished:
-            return
-        if error is None:
-            answer.outputs = merge(ticket.parts, answer.lengths)
+    def _take(self, runner: int) -> Work | None:
+        """The next batch for a runner; None if nothing waits. The lock is held."""
+        now = time.perf_counter()
+        batch: Sequence[Pair] = ()
+        while not batch:
+            full = self._waiting.tokens > self._config.batch_tokens
+            pieces = self._waiting.take(self._config.batch_tokens, runners=self._free, least=SHARE_TOKENS)
+            if not pieces:
+                return None
+            batch = self._without_late([(self._tickets[piece.key], piece) for piece in pieces], now)
+        self._free -= 1
+        work = Work(batch, full, now)
+        self._pace.begin(runner, padded=work.width * work.rows, now=now)
+        return work
 
-        def deliver() -> None:
-            if ticket.timer is not None:
-                ticket.timer.cancel()
-            if ticket.future.done():
-                return
-            if error is not None:
-                ticket.future.set_exception(error)
-            else:
-                ticket.future.set_result(answer)
+    def _without_late(self, batch: Sequence[Pair], now: float) -> Sequence[Pair]:
+        """End the requests whose time is over before their timer could say so, as the event loop is busy."""
+        kept: list[Pair] = []
+        late: list[Pair] = []
+        for pair in batch:
+            deadline = pair[0].deadline
+            (kept if deadline is None or now < deadline else late).append(pair)
+        for ticket, piece in late:
+            self._drop(ticket)
+            self._counts.rows_dropped += len(piece.rows)
+            self._counts.expired += 1
+        deliver([(ticket, ticket.too_late()) for ticket, _ in late])
+        return kept
 
-        try:
-            ticket.future.get_loop().call_soon_threadsafe(deliver)
-        except RuntimeError:  # the loop was closed: nobody waits any more
-            return
+    def _work(self, runner: int, work: Work) -> None:
+        """Run a batch and hand its answers over."""
+        outcomes = execute(self._engine, work, lambda ticket: ticket.key in self._tickets)
+        now = time.perf_counter()
+        with self._lock:
+            self._finished.append((runner, work, outcomes, now))
+            ended = [outcome for outcome in outcomes if self._note(outcome, work)]
+        results: list[Result] = []
+        for outcome in ended:
+            ticket, answer = outcome.ticket, outcome.ticket.answer
+            if outcome.error is None:
+                answer.outputs = merge(ticket.parts, answer.lengths, self._per_token)
+                ticket.parts.clear()
+            results.append((ticket, outcome.error or answer))
+        deliver(results)
+
+    def _account(self) -> None:
+        """Record the batches that have finished. The lock is held.
+
+        Whoever takes the lock next does it, before it reads what this changes: usually the same runner, but only after
+        it has handed over the answers, which somebody waits for.
+        """
+        for runner, work, outcomes, now in self._finished:
+            self._free += 1
+            calls = {outcome.call for outcome in outcomes}
+            # A batch that failed, and what came of it alone, says nothing about the speed.
+            whole = len(calls) == 1 and not any(call is None or call.alone for call in calls)
+            self._pace.end(runner, tokens=work.tokens, now=now, full=work.full, failed=not whole)
+            for call in calls:
+                if call is not None:
+                    self._counts.ran(call)
+        self._finished.clear()
+
+    def _note(self, outcome: Outcome, work: Work) -> bool:
+        """Record what a run gave a request; True if that ends it. The lock is held."""
+        ticket, answer = outcome.ticket, outcome.ticket.answer
+        if ticket.key not in self._tickets:
+            return False
+        if outcome.outputs is None or outcome.call is None:
+            self._drop(ticket)
+            self._counts.failed += 1
+            return True
+        if not answer.runs:
+            answer.queue_seconds = work.began - ticket.submitted
+        answer.infer_seconds += outcome.call.seconds
+        answer.runs += 1
+        answer.batch_rows += outcome.call.rows
+        answer.provider = self._engine.provider
+        ticket.parts.append(Part(outcome.piece.rows, outcome.outputs))
+        ticket.remaining -= len(outcome.piece.rows)
+        if ticket.remaining:
+            return False
+        del self._tickets[ticket.key]
+        self._counts.answered += 1
+        return True
 
 
-def _union(wanted: object) -> tuple[str, ...] | None:
-    """The outputs that a batch must compute: those that any of its requests wants; None for all."""
-    names: dict[str, None] = {}
-    for outputs in wanted:  # type: ignore[attr-defined]
-        if outputs is None:
-            return None
-        names.update(dict.fromkeys(outputs))
-    return tuple(names)
+def _overloaded(refusal: Refusal, seconds: float | None, max_tokens: int) -> OverloadedError:
+    if refusal.reason == "full":
+        return OverloadedError(
+            "the queue is full", retry_after=refusal.retry_after, expected=f"at most {max_tokens:,} tokens in it"
+        )
+    return OverloadedError(
+        "the answer could not come in time",
+        retry_after=refusal.retry_after,
+        expected=f"at most {seconds:.3g} s",
+        found=f"up to {refusal.seconds:.2g} s",
+    )

@@ -7,17 +7,17 @@ Pure, but for `device_profile`, which reads /proc and asks ONNX Runtime what it 
 from __future__ import annotations
 
 import platform
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from device_agent.inference.machine import CPUINFO, MEMINFO, read_text
 from edgeonnx.errors import RuntimeUnavailableError, UsageError
 from edgeonnx.spec.profile import parse_available_memory, parse_instruction_sets
 from edgeonnx.spec.selection import DeviceProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -26,9 +26,6 @@ OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 
 FALLBACK, REFUSE = "fallback", "refuse"
 POLICIES = (FALLBACK, REFUSE)
-
-CPUINFO = Path("/proc/cpuinfo")
-MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +37,12 @@ class OptionSettings:
         gpu_memory_bytes: Most memory of the arena on the GPU; None: no limit.
         threads: Threads of one run.
         cache: Folder for what a provider compiles; None: nothing is kept.
-        shapes: For each input of the graph its smallest, usual and largest shape, in TensorRT's form
-            (`input_ids:1x1`), or None if they are not known.
     """
 
     gpu: int = 0
     gpu_memory_bytes: int | None = None
     threads: int = 1
     cache: Path | None = None
-    shapes: tuple[str, str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,21 +104,6 @@ PROVIDERS: tuple[Provider, ...] = (
                 reason="an engine for other shapes reuses the measured times of kernels",
             ),
             Option(name="trt_timing_cache_path", value=lambda s: _optional(s.cache), reason="where they are kept"),
-            Option(
-                name="trt_profile_min_shapes",
-                value=lambda s: s.shapes and s.shapes[0],
-                reason="one engine for every shape that a batch can have; without it each new one rebuilds it",
-            ),
-            Option(
-                name="trt_profile_opt_shapes",
-                value=lambda s: s.shapes and s.shapes[1],
-                reason="the shape for which kernels are chosen",
-            ),
-            Option(
-                name="trt_profile_max_shapes",
-                value=lambda s: s.shapes and s.shapes[2],
-                reason="the largest batch",
-            ),
         ),
         trial=(("trt_min_subgraph_size", "1000"),),
     ),
@@ -219,54 +198,6 @@ class ProviderStatus:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """Where the nodes of a loaded graph run, by ONNX Runtime's own record.
-
-    Attributes:
-        operators: For each provider, the operator types that it runs, each with its number of nodes.
-    """
-
-    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    @classmethod
-    def count(cls, nodes: Iterable[tuple[str, str]]) -> Assignment:
-        """Count nodes, given as pairs of provider and operator type."""
-        found: dict[str, Counter[str]] = {}
-        for provider, operator in nodes:
-            found.setdefault(provider, Counter())[operator] += 1
-        return cls(operators={provider: dict(count.most_common()) for provider, count in found.items()})
-
-    @property
-    def nodes(self) -> dict[str, int]:
-        """Number of nodes for each provider."""
-        return {provider: sum(count.values()) for provider, count in self.operators.items()}
-
-    @property
-    def total(self) -> int:
-        """Number of nodes of the graph as it runs, after fusion."""
-        return sum(self.nodes.values())
-
-    def share(self, provider: str) -> float:
-        """The part of the nodes that a provider runs, 0.0 to 1.0."""
-        return self.nodes.get(provider, 0) / self.total if self.total else 0.0
-
-    def as_dict(self) -> dict[str, object]:
-        """The assignment as plain data."""
-        return {
-            provider: {"nodes": count, "share": round(self.share(provider), 4), "operators": dict(self.operators[provider])}
-            for provider, count in self.nodes.items()
-        }
-
-    def __str__(self) -> str:
-        """For the log: `118 of 138 nodes on CUDA (85.5 %), 20 on CPU (14.5 %)`."""
-        parts = [
-            f"{count} on {label_of(provider)} ({100 * self.share(provider):.1f} %)"
-            for provider, count in sorted(self.nodes.items(), key=lambda item: -item[1])
-        ]
-        return f"{self.total} nodes: {', '.join(parts)}" if parts else "not recorded"
-
-
 def label_of(name: str) -> str:
     """A provider's name for people; a name that the agent does not know loses ONNX Runtime's suffix."""
     return BY_NAME[name].label if name in BY_NAME else name.removesuffix("ExecutionProvider")
@@ -318,33 +249,6 @@ def plan_of(name: str, usable: Iterable[str], settings: OptionSettings) -> tuple
     rest = [other for other in BY_NAME[name].next if other in able] if name in BY_NAME else []
     names = dict.fromkeys((name, *rest, CPU_PROVIDER))
     return tuple((each, {option: value for option, value, _ in options_of(each, settings)}) for each in names)
-
-
-def shape_profile(
-    inputs: Sequence[tuple[str, Sequence[int | str]]], *, rows: int, tokens: int, most_rows: int
-) -> tuple[str, str, str]:
-    """TensorRT's smallest, usual and largest shapes of a graph's inputs.
-
-    Args:
-        inputs: Name and shape of each; the first dimension is the batch, every other symbolic one the length.
-        rows: Rows of a usual batch.
-        tokens: The longest row.
-        most_rows: Rows of the largest batch.
-    """
-
-    def form(batch: int, length: int) -> str:
-        return ",".join(
-            f"{name}:" + "x".join(str(_size(size, at, batch, length)) for at, size in enumerate(shape))
-            for name, shape in inputs
-        )
-
-    return form(1, 1), form(rows, max(1, tokens // 4)), form(most_rows, tokens)
-
-
-def _size(size: int | str, at: int, batch: int, length: int) -> int:
-    if isinstance(size, int):
-        return size
-    return batch if at == 0 else length
 
 
 def refusal(policy: str, order: Sequence[str], needed: Iterable[str], unusable: Mapping[str, str]) -> str | None:
@@ -402,8 +306,8 @@ def device_profile(usable: Iterable[str] | None = None) -> DeviceProfile:
         usable = preferred(ort.get_available_providers())
     return DeviceProfile(
         providers=tuple(usable),
-        instruction_sets=parse_instruction_sets(_read(CPUINFO)),
-        memory_bytes=parse_available_memory(_read(MEMINFO)),
+        instruction_sets=parse_instruction_sets(read_text(CPUINFO)),
+        memory_bytes=parse_available_memory(read_text(MEMINFO)),
         architecture=platform.machine(),
     )
 
@@ -417,11 +321,3 @@ def preferred(available: Iterable[str]) -> tuple[str, ...]:
 def without(profile: DeviceProfile, provider: str) -> DeviceProfile:
     """The same machine, on which `provider` turned out not to work."""
     return replace(profile, providers=tuple(name for name in profile.providers if name != provider))
-
-
-def _read(path: Path) -> str:
-    """The text of a file of /proc, empty where there is none (another operating system)."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from edgeonnx_ext import Padding
     from edgeonnx_ext.text import Tokenized
     from numpy.typing import NDArray
 
-    from edgeonnx.spec.tensor import TensorSpec
+    from edgeonnx.spec.tensor import ModelSignature, TensorSpec
 
     Array = NDArray[np.generic]
     Ids = NDArray[np.int64]
@@ -61,12 +61,15 @@ class TextRows:
 
     def write(self, rows: Sequence[int] | Indexes, buffers: Mapping[str, Ids]) -> None:
         """See `Rows.write`."""
+        count = len(self.lengths)
+        # All of them, which is the common case, needs no look at each number: 3 microseconds instead of 13.
+        whole = len(rows) == count and (count == 1 or list(rows) == list(range(count)))
         self._tokenized.write_into(
             buffers[INPUT_IDS],
             buffers.get(ATTENTION_MASK),
             buffers.get(TOKEN_TYPE_IDS),
             padding=self._padding,
-            rows=rows,
+            rows=None if whole else rows,
         )
 
 
@@ -141,32 +144,89 @@ class Answer:
     provider: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a run gave for rows of a request.
+
+    Attributes:
+        rows: Numbers of the rows within the request, ascending.
+        outputs: Outputs by name, each (len(rows), ...).
+    """
+
+    rows: Sequence[int]
+    outputs: Mapping[str, Array]
+
+
+def write_batch(parts: Sequence[tuple[Rows, Sequence[int]]], width: int, names: Sequence[str]) -> dict[str, Ids]:
+    """Rows of several requests as one padded batch.
+
+    Args:
+        parts: Requests, and which of their rows: these come one after the other.
+        width: Tokens of the longest of these rows.
+        names: The graph's inputs.
+
+    Returns:
+        Inputs by name, int64 (rows, width), C-contiguous.
+    """
+    count = sum(len(rows) for _, rows in parts)
+    buffers = dict(zip(names, np.empty((len(names), count, width), dtype=np.int64), strict=True))
+    if len(parts) == 1:
+        source, rows = parts[0]
+        source.write(rows, buffers)
+        return buffers
+    at = 0
+    for source, rows in parts:
+        end = at + len(rows)
+        source.write(rows, {name: buffer[at:end] for name, buffer in buffers.items()})
+        at = end
+    return buffers
+
+
 def numbers_per_row(spec: TensorSpec, tokens: int) -> int:
     """Numbers that one row of an output holds when it is `tokens` long; the first dimension is the batch."""
     return math.prod(size if isinstance(size, int) else tokens for size in spec.shape[1:])
 
 
-def merge(parts: Sequence[tuple[Indexes, Mapping[str, Array]]], lengths: Ids) -> dict[str, Array]:
+def per_token_outputs(signature: ModelSignature) -> frozenset[str]:
+    """Names of the outputs that hold something for each token: their second dimension has no fixed size."""
+    return frozenset(
+        spec.name for spec in signature.outputs if len(spec.shape) > 1 and not isinstance(spec.shape[1], int)
+    )
+
+
+def merge(parts: Sequence[Part], lengths: Ids, per_token: Collection[str] | None = None) -> dict[str, Array]:
     """The outputs of all runs of a request, each row at its place.
 
     Args:
-        parts: For each run the request's rows in it, and the outputs of these rows.
+        parts: What each run gave; together every row once.
         lengths: int64 (rows,), tokens of each row of the request.
+        per_token: Names of the outputs of which the second dimension is the token; None: those of three dimensions.
 
     Returns:
-        Outputs by name as `Answer.outputs` describes them; never a view of a run's buffers that others share.
+        Outputs by name as `Answer.outputs` describes them. What came whole from one run is not copied.
     """
     merged: dict[str, Array] = {}
-    for name, first in parts[0][1].items():
-        width = int(lengths.max())
-        shape = (len(lengths), width, *first.shape[2:]) if first.ndim == 3 else (len(lengths), *first.shape[1:])
-        whole = np.zeros(shape, dtype=first.dtype)
-        for rows, values in parts:
-            value = values[name]
-            if first.ndim < 3:
-                whole[rows] = value
-                continue
-            for at, row in enumerate(rows):
-                whole[row, : lengths[row]] = value[at, : lengths[row]]
+    longest = int(lengths.max())
+    for name, first in parts[0].outputs.items():
+        if not (first.ndim == 3 if per_token is None else name in per_token):
+            merged[name] = first if len(parts) == 1 else _placed(name, first, parts, len(lengths))
+            continue
+        alone = len(parts) == 1 and first.shape[1] == longest and first.flags.writeable
+        whole = first if alone else np.zeros((len(lengths), longest, *first.shape[2:]), dtype=first.dtype)
+        for part in parts:
+            value = part.outputs[name]
+            for at, row in enumerate(part.rows):
+                if alone:
+                    whole[row, lengths[row] :] = 0
+                else:
+                    whole[row, : lengths[row]] = value[at, : lengths[row]]
         merged[name] = whole
     return merged
+
+
+def _placed(name: str, first: Array, parts: Sequence[Part], rows: int) -> Array:
+    """One output that has a value for each row as a whole."""
+    whole = np.empty((rows, *first.shape[1:]), dtype=first.dtype)
+    for part in parts:
+        whole[part.rows] = part.outputs[name]
+    return whole

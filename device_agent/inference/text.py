@@ -87,7 +87,7 @@ class TextPath:
         return tensors
 
     def rows_of_tokens(self, rows: Sequence[Sequence[int]]) -> TokenRows:
-        """Rows that a client tokenized itself. The ids are taken as they are: special tokens are the client's to add."""
+        """Rows that a client tokenized itself, taken as they are: special tokens are the client's to add."""
         return TokenRows(rows, self.padding)
 
 

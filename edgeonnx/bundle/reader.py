@@ -112,6 +112,21 @@ def open_bundle(path: Path) -> Bundle:
         UnsafePathError: A path leaves the bundle, or something is a link.
         IntegrityError: A file is missing, is not listed, or has another size.
     """
+    root = _root_of(path)
+    contents = Contents.from_bytes(_read(root / CONTENTS_FILE, MAX_CONTENTS_BYTES))
+    check_structure(root, contents)
+    manifest_node = parse_document(_read(root / MANIFEST_FILE, MAX_METADATA_BYTES), MANIFEST_FILE)
+    components = {
+        name: parse_document(_read(root / file, MAX_METADATA_BYTES), file)
+        for name, file in Manifest.component_files(manifest_node).items()
+    }
+    manifest = Manifest.from_dict(manifest_node, components)
+    _check_references(manifest, contents)
+    return Bundle(root=root, manifest=manifest, contents=contents)
+
+
+def _root_of(path: Path) -> Path:
+    """The folder of a bundle without links, with both metadata files in it."""
     root = Path(os.path.realpath(path))
     for name in (MANIFEST_FILE, CONTENTS_FILE):
         if (root / name).is_symlink():
@@ -124,16 +139,22 @@ def open_bundle(path: Path) -> Bundle:
                 found="no such folder" if not root.is_dir() else f"no {name}",
                 hint="give the folder that `edgeonnx package` wrote",
             )
-    contents = Contents.from_bytes(_read(root / CONTENTS_FILE, MAX_CONTENTS_BYTES))
-    check_structure(root, contents)
-    manifest_node = parse_document(_read(root / MANIFEST_FILE, MAX_METADATA_BYTES), MANIFEST_FILE)
-    components = {
-        name: parse_document(_read(root / file, MAX_METADATA_BYTES), file)
-        for name, file in Manifest.component_files(manifest_node).items()
-    }
-    manifest = Manifest.from_dict(manifest_node, components)
-    _check_references(manifest, contents)
-    return Bundle(root=root, manifest=manifest, contents=contents)
+    return root
+
+
+def identify(path: Path) -> tuple[str, str, str]:
+    """Name, version and digest of the bundle in a folder, as its metadata say; nothing else is looked at.
+
+    Raises:
+        NotABundleError: `path` is no folder with a `manifest.json` and a `contents.json`.
+        ManifestError, SchemaVersionError: The metadata breaks the schema, or is of another version.
+        UnsafePathError: A metadata file is a link.
+        IntegrityError: A metadata file cannot be read, or is too large.
+    """
+    root = _root_of(path)
+    node = parse_document(_read(root / MANIFEST_FILE, MAX_METADATA_BYTES), MANIFEST_FILE)
+    name, version = Manifest.identity(node)
+    return name, version, hashlib.sha256(_read(root / CONTENTS_FILE, MAX_CONTENTS_BYTES)).hexdigest()
 
 
 def check_structure(root: Path, contents: Contents) -> None:
@@ -157,7 +178,7 @@ def check_structure(root: Path, contents: Contents) -> None:
         for path, entry in listed.items()
         if path in present and present[path] != entry.size
     ]
-    _raise_faults(root, faults)
+    raise_faults(root, faults)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, int]]:
@@ -248,7 +269,7 @@ def verify_files(bundle: Bundle, on_file: Callable[[FileEntry], None] | None = N
     faults = []
     for entry in bundle.contents.files:
         try:
-            with open(_open_regular(bundle.root / entry.path), "rb") as file:
+            with open(open_regular(bundle.root / entry.path), "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             faults.append(f"{entry.path}: cannot be read ({error.strerror})")
@@ -257,10 +278,11 @@ def verify_files(bundle: Bundle, on_file: Callable[[FileEntry], None] | None = N
             faults.append(f"{entry.path}: sha256 {digest[:16]}... on disk, {entry.sha256[:16]}... in {CONTENTS_FILE}")
         if on_file is not None:
             on_file(entry)
-    _raise_faults(bundle.root, faults)
+    raise_faults(bundle.root, faults)
 
 
-def _raise_faults(root: Path, faults: list[str]) -> None:
+def raise_faults(root: Path, faults: list[str]) -> None:
+    """Raise an `IntegrityError` that names the damaged files; nothing happens if there are none."""
     if not faults:
         return
     shown = tuple(sorted(faults)[:MAX_FAULTS_SHOWN])
@@ -274,7 +296,7 @@ def _raise_faults(root: Path, faults: list[str]) -> None:
     )
 
 
-def _open_regular(path: Path) -> int:
+def open_regular(path: Path) -> int:
     """A descriptor of a regular file; a link in its place raises `OSError` instead of being followed."""
     return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
 
@@ -282,7 +304,7 @@ def _open_regular(path: Path) -> int:
 def _read(path: Path, limit: int, *, failure: type[BundleError] = IntegrityError) -> bytes:
     """The bytes of a small file of the bundle, at most `limit`; raises `failure` if that cannot be."""
     try:
-        with open(_open_regular(path), "rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise failure("cannot be read", where=str(path), found=error.strerror or str(error)) from None

@@ -330,6 +330,13 @@ class Manifest:
             node.required("components").fail("has no component", expected="at least one")
         return files
 
+    @staticmethod
+    def identity(node: Node) -> tuple[str, str]:
+        """Name and version in a parsed `manifest.json`."""
+        node.version("schema_version", known=PACKAGE_SCHEMA)
+        name = _checked(node.required("package_name"), check_bundle_name)
+        return name, _checked(node.required("package_version"), check_bundle_version)
+
     @classmethod
     def from_dict(cls, node: Node, components: dict[str, Node]) -> Manifest:
         """Read a parsed `manifest.json` and its parsed `component.json` files."""

@@ -1,11 +1,10 @@
-"""Unmodified clients against a live agent process: tritonclient for v2, openai for v1."""
+"""tritonclient, unmodified, against a live agent process; the openai client has a file of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
-import openai
 import pytest
 import tritonclient.http as triton
 
@@ -32,12 +31,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 @pytest.fixture
 def v2(agent: Agent) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(agent.address) as client:
-        yield client
-
-
-@pytest.fixture
-def v1(agent: Agent) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{agent.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -105,37 +98,3 @@ def test_triton_errors(v2: triton.InferenceServerClient) -> None:
         v2.infer("other", [text_tensor(("a",), (1,))])
     with pytest.raises(triton.InferenceServerException, match="no such version"):
         v2.get_model_metadata("tiny", "7")
-
-
-def test_openai_models(v1: openai.OpenAI) -> None:
-    assert [model.id for model in v1.models.list()] == ["tiny"]
-    assert v1.models.retrieve("tiny").owned_by == "edgeonnx"
-    with pytest.raises(openai.NotFoundError) as caught:
-        v1.models.retrieve("other")
-    assert caught.value.code == "model_not_found"
-
-
-@pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"user": "me"}])
-def test_openai_embeddings(v1: openai.OpenAI, options: dict[str, str]) -> None:
-    """Without an encoding, this client asks for base64 and decodes it."""
-    result = v1.embeddings.create(model="tiny", input=list(TEXTS), **options)  # type: ignore[arg-type]
-    np.testing.assert_allclose([item.embedding for item in result.data], expected(), atol=1e-5)
-    assert [item.index for item in result.data] == [0, 1, 2]
-    assert result.usage.prompt_tokens == result.usage.total_tokens == 12
-
-
-def test_openai_tokens_and_dimensions(v1: openai.OpenAI) -> None:
-    ids = bundles.tokens_of(TEXTS[:1], None)["input_ids"].tolist()
-    whole = expected(TEXTS[:1])[:, :4]
-    want = whole / np.linalg.norm(whole)
-    for value in (ids, ids[0]):
-        result = v1.embeddings.create(model="tiny", input=value, dimensions=4)
-        np.testing.assert_allclose([item.embedding for item in result.data], want, atol=1e-5)
-
-
-def test_openai_errors(v1: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        v1.embeddings.create(model="tiny", input=[])
-    assert caught.value.param == "input"
-    with pytest.raises(openai.NotFoundError):
-        v1.embeddings.create(model="other", input="a")

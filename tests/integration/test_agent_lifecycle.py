@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -94,36 +95,96 @@ def test_a_second_signal_ends_the_wait(tiny: Path) -> None:
         assert agent.wait(timeout=5) == 0
 
 
-def test_live_answers_while_the_model_loads(tiny: Path, tmp_path: Path) -> None:
-    """A loader that never ends stands in for a large model."""
-    script = tmp_path / "slow.py"
-    script.write_text(
-        "import sys, threading, device_agent.models as models\n"
-        "models.load_model = lambda *args: threading.Event().wait()\n"
-        "from device_agent.api import server\n"
-        "bind = server.bind\n"
-        "def told(*args):\n"
-        "    listener = bind(*args)\n"
-        "    print(server.url_of(listener), flush=True)\n"
-        "    return listener\n"
-        "server.bind = told\n"
-        "from device_agent.cli.main import main\n"
-        "main()\n"
-    )
-    slow = [sys.executable, str(script), "serve", "--bundle", str(tiny), "--port", "0"]
-    process = subprocess.Popen(slow, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+SLOW_LOADER = """
+import threading
+import device_agent.loading as loading
+from device_agent.api import server
+load_model, bind = loading.load_model, server.bind
+def slow(path, *args, **how):
+    if path.name.startswith("slow"):
+        threading.Event().wait()
+    return load_model(path, *args, **how)
+def told(*args):
+    listener = bind(*args)
+    print(server.url_of(listener), flush=True)
+    return listener
+loading.load_model, server.bind = slow, told
+from device_agent.cli.main import main
+main()
+"""
+"""An agent in which bundles whose folder begins with "slow" take forever to load; its first line is its URL."""
+
+
+@contextmanager
+def slow_agent(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Such an agent, and its URL."""
+    line = [sys.executable, "-c", SLOW_LOADER, "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(line, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert httpx.get(f"{url}/v2/health/live", timeout=10).status_code == 200
-        assert httpx.get(f"{url}/v2/health/ready").status_code == 503
-        process.terminate()
-        assert process.wait(timeout=5) == 0
+        yield process, process.stdout.readline().strip()
     finally:
         process.kill()
         process.wait()
         if process.stdout:
             process.stdout.close()
+
+
+def test_live_answers_while_the_model_loads(tiny: Path) -> None:
+    slow = tiny.rename(tiny.parent / "slow")
+    try:
+        with slow_agent("--bundle", str(slow)) as (process, url):
+            assert httpx.get(f"{url}/v2/health/live", timeout=10).status_code == 200
+            response = httpx.get(f"{url}/v2/health/ready")
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            process.terminate()
+            assert process.wait(timeout=5) == 0
+    finally:
+        slow.rename(tiny)
+
+
+def test_an_agent_that_loads_a_model_by_request_stops_at_once(tiny: Path, tmp_path: Path) -> None:
+    bundles.make_bundle(tmp_path, name="slow")
+    with slow_agent("--bundle", str(tiny), "--repository", str(tmp_path)) as (process, url):
+        wait_for(lambda: httpx.get(f"{url}/v2/health/ready").status_code == 200)
+        asking = threading.Thread(target=ask_and_forget, args=(f"{url}/v2/repository/models/slow/load",))
+        asking.start()
+        wait_for(lambda: "LOADING" in httpx.post(f"{url}/v2/repository/index", json={}).text)
+        assert httpx.post(f"{url}/v1/embeddings", json=GOOD).status_code == 200
+        process.terminate()
+        assert process.wait(timeout=5) == 0
+        asking.join(timeout=5)
+
+
+def ask_and_forget(url: str) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(url, json={}, timeout=10)
+
+
+def test_tokens_are_read_again_on_sighup(tiny: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    tokens.write_text("first-token-of-the-box\n")
+    with Agent(bundle=tiny, arguments=("--token-file", str(tokens))) as agent:
+
+        def status(token: str) -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            return httpx.post(f"{agent.url}/v1/embeddings", json=GOOD, headers=headers).status_code
+
+        assert [status("first-token-of-the-box"), status("second-token-of-the-box")] == [200, 401]
+        tokens.write_text("second-token-of-the-box\n")
+        agent.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: status("second-token-of-the-box") == 200)
+        assert status("first-token-of-the-box") == 401
+
+
+def test_a_token_file_that_cannot_be_used(tiny: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    done = run_to_end(tiny, "--token-file", str(tokens))
+    assert done.returncode == 2
+    assert "holds no token" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_no_bundle(tmp_path: Path) -> None:
@@ -164,13 +225,6 @@ def test_a_port_that_is_taken(tiny: Path) -> None:
         done = run_to_end(tiny, "--port", str(taken.getsockname()[1]))
     assert done.returncode == 2
     assert "--port 0 takes a free one" in done.stderr
-
-
-def test_requests_are_logged_at_debug_level_only(tiny: Path) -> None:
-    for level, logged in (("info", 0), ("debug", 1)):
-        with Agent(bundle=tiny, arguments=("--log-level", level)) as agent:
-            httpx.post(f"{agent.url}/v1/embeddings", json=GOOD)
-        assert agent.log.count("POST /v1/embeddings 200") == logged
 
 
 @pytest.mark.parametrize("after", [0.3, 0.6, 0.9])

@@ -26,6 +26,7 @@ CPU = "CPUExecutionProvider"
 DIM = 8
 LABELS = ("negative", "neutral", "positive")
 MAX_LENGTH = 16
+SEED = 20240607
 WORDS = ("the", "cat", "dog", "sat", "on", "mat", "a", "good", "bad", "film", "##s", "##ed", "hello", "world", "!", ".")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 VOCABULARY = {token: index for index, token in enumerate((*SPECIAL, *WORDS))}
@@ -101,16 +102,16 @@ def tokenizer_json() -> bytes:
     return json.dumps(document).encode()
 
 
-def weights() -> dict[str, np.ndarray]:
-    """The weights that all tiny models share; float32."""
-    rng = np.random.default_rng(20240607)
+def weights(seed: int = SEED) -> dict[str, np.ndarray]:
+    """The weights that all tiny models of a seed share; float32."""
+    rng = np.random.default_rng(seed)
     shapes = {"words": (len(VOCABULARY), DIM), "types": (2, DIM), "head": (DIM, len(LABELS)), "rank": (DIM, 1)}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def reference(task: Task, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def reference(task: Task, inputs: dict[str, np.ndarray], seed: int = SEED) -> dict[str, np.ndarray]:
     """What the tiny model of a task computes, in plain NumPy (float64 inside, float32 out)."""
-    table = {name: value.astype(np.float64) for name, value in weights().items()}
+    table = {name: value.astype(np.float64) for name, value in weights(seed).items()}
     hidden = table["words"][inputs["input_ids"]] + table["types"][inputs["token_type_ids"]]
     mask = inputs["attention_mask"][:, :, None].astype(np.float64)
     pooled = (hidden * mask).sum(axis=1) / np.maximum(mask.sum(axis=1), 1e-9)
@@ -181,15 +182,18 @@ CPU_VARIANTS = (
 """What a packager may build for CPUs: the fastest first, each with a graph of its own over the same tensors."""
 
 
-def graph(task: Task, *, bias: float = 0.0, external: tuple[str, ...] = ("words",)) -> tuple[bytes, dict[str, bytes]]:
+def graph(
+    task: Task, *, bias: float = 0.0, external: tuple[str, ...] = ("words",), seed: int = SEED
+) -> tuple[bytes, dict[str, bytes]]:
     """The tiny model: its graph, and its external tensors by file name (their SHA-256).
 
     Args:
         task: What it computes.
         bias: Added to every hidden state: a model that is not the one the golden set was made with.
         external: Names of the weights that lie outside the graph.
+        seed: Of the weights.
     """
-    table = weights()
+    table = weights(seed)
     nodes = [
         helper.make_node("Gather", ["words", "input_ids"], ["word"]),
         helper.make_node("Gather", ["types", "token_type_ids"], ["type"]),
@@ -253,26 +257,30 @@ def make_bundle(
     task: Task = Task.EMBEDDING,
     *,
     name: str = "tiny",
+    version: str = "1.0.0",
+    seed: int = SEED,
     bias: float = 0.0,
     providers: tuple[str, ...] = (CPU,),
     variants: tuple[TinyVariant, ...] = (),
     prefix: str = "",
 ) -> Path:
-    """Write a tiny bundle to `folder/<name>-1.0.0` and return its path.
+    """Write a tiny bundle to `folder/<name>-<version>` and return its path.
 
     Args:
         folder: Where; the bundle's own folder must not exist.
         task: What it computes.
         name: The bundle's name.
+        version: The bundle's version.
+        seed: Of the weights: another seed is another model, with a golden set of its own.
         bias: Not 0: the graph does not agree with the golden set.
         providers: One fp32 variant for each, in this order.
         variants: The variants, instead of those for `providers`. All refer to one folder with the tensors of all.
         prefix: The default prompt.
     """
-    target = folder / f"{name}-1.0.0"
+    target = folder / f"{name}-{version}"
     tiny = variants or tuple(TinyVariant(provider=provider) for provider in providers)
-    graphs = {item.name: graph(task, bias=bias, external=item.external) for item in tiny}
-    golden = golden_set(task, prefix)
+    graphs = {item.name: graph(task, bias=bias, external=item.external, seed=seed) for item in tiny}
+    golden = golden_set(task, prefix, seed)
     with BundleWriter(target) as writer:
         tensor_asset = writer.add_asset(
             {digest: data for _, tensors in graphs.values() for digest, data in tensors.items()}
@@ -285,7 +293,7 @@ def make_bundle(
         component = Component(name="encoder", signature=signature(task), variants=described)
         manifest = Manifest(
             name=name,
-            version="1.0.0",
+            version=version,
             task=task,
             components={"encoder": component},
             entry="encoder",
@@ -305,11 +313,11 @@ def make_bundle(
     return target
 
 
-def golden_set(task: Task, prefix: str = "") -> GoldenSet:
+def golden_set(task: Task, prefix: str = "", seed: int = SEED) -> GoldenSet:
     """The golden set of a tiny model; rows of outputs per token are filled up with zeros."""
     pairs = PAIRS if task.takes_pairs else None
     inputs = tokens_of(tuple(prefix + text for text in TEXTS), pairs)
-    outputs = reference(task, inputs)
+    outputs = reference(task, inputs, seed)
     if task in _PER_TOKEN:
         outputs = {name: value * inputs["attention_mask"][:, :, None] for name, value in outputs.items()}
     return GoldenSet(

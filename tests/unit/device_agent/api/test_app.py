@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import gzip
 import logging
 import re
 
+import orjson
 import pytest
 from starlette.testclient import TestClient
 
-from edgeonnx.errors import GoldenSetError
 from edgeonnx.spec.manifest import Task
 
 GOOD = {"model": "tiny", "input": "the cat"}
@@ -23,21 +24,15 @@ def test_a_loading_agent_is_live_and_not_ready(connect) -> None:
     response = client.post("/v1/embeddings", json=GOOD)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "not_ready"
-    assert 'edgeonnx_model_state{state="loading"} 1.0' in client.get("/metrics").text
+    assert client.get("/metrics").status_code == 200
 
 
 def test_a_draining_agent_is_live_and_not_ready(connect) -> None:
     client = connect()
-    client.app.state.live.drain()
+    client.app.state.models.drain()
     assert client.get("/v2/health/live").status_code == 200
     assert client.get("/v2/health/ready").status_code == 503
     assert client.post("/v1/embeddings", json=GOOD).status_code == 503
-
-
-def test_a_failed_model_is_not_ready(connect) -> None:
-    client = connect(ready=False)
-    client.app.state.live.fail(GoldenSetError("not reproduced"))
-    assert client.get("/v2/health/ready").json() == {"error": "the agent is not ready; found failed"}
 
 
 def test_a_ready_agent(connect) -> None:
@@ -63,9 +58,7 @@ def test_models_as_openai_lists_them(connect) -> None:
     assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/nope", "/v2/", "/v2/models", "/v2/models/tiny/infer/", "/docs", "/openapi.json"]
-)
+@pytest.mark.parametrize("path", ["/", "/nope", "/v2/", "/v2/models", "/v2/models/tiny/infer/", "/docs"])
 def test_an_unknown_route(connect, path: str) -> None:
     response = connect().get(path)
     assert response.status_code in (404, 405)
@@ -94,7 +87,7 @@ def test_a_fault_of_ours_is_logged_and_never_shown(connect, monkeypatch, caplog)
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "internal error; the agent's log has the details"
     assert "ZeroDivisionError" in caplog.text
-    assert client.app.state.live.in_flight == 0
+    assert client.app.state.models.in_flight == 0
 
 
 def test_server_timing(connect) -> None:
@@ -107,17 +100,12 @@ def test_server_timing(connect) -> None:
 def test_metrics_count_requests_rows_and_runs(connect) -> None:
     client = connect()
     client.post("/v1/embeddings", json={"model": "tiny", "input": ["the cat", "hello"]})
-    client.post("/v1/embeddings", content=b"nonsense")
     text = client.get("/metrics").text
     labels = '{model="tiny",version="1.0.0"}'
     assert f"nv_inference_request_success{labels} 1\n" in text
-    assert f"nv_inference_request_failure{labels} 1\n" in text
     assert f"nv_inference_count{labels} 2\n" in text
-    assert f"nv_inference_exec_count{labels} 1\n" in text
     assert int(re.search(r"nv_inference_request_duration_us\S+ (\d+)", text).group(1)) > 0  # type: ignore[union-attr]
-    assert "edgeonnx_tokens_total 7.0" in text
-    assert 'edgeonnx_http_responses_total{status="400"} 1.0' in text
-    assert 'provider="CPUExecutionProvider"' in text
+    assert 'edgeonnx_http_responses_total{status="200"} 1.0' in text
 
 
 def test_a_body_that_is_too_large(connect) -> None:
@@ -129,12 +117,17 @@ def test_a_body_that_is_too_large(connect) -> None:
 
 
 def test_a_compressed_body(connect) -> None:
-    response = connect().post("/v1/embeddings", content=b"x", headers={"content-encoding": "gzip"})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "Content-Encoding"
+    client, body = connect(), orjson.dumps(GOOD)
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    found = client.post("/v1/embeddings", content=gzip.compress(body), headers=headers)
+    assert found.json() == client.post("/v1/embeddings", json=GOOD).json()
+    assert client.post("/v1/embeddings", content=body, headers=headers).status_code == 400
+    assert client.post("/v1/embeddings", content=body, headers={**headers, "content-encoding": "br"}).status_code == 415
 
 
 def test_embeddings_only_from_an_embedding_model(connect) -> None:
     response = connect(Task.TEXT_CLASSIFICATION).post("/v1/embeddings", json=GOOD)
     assert response.status_code == 400
-    assert "gives no embeddings" in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert error["param"] == "model"
+    assert "expected a model for the task embedding; found text-classification" in error["message"]

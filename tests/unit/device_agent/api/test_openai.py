@@ -5,6 +5,7 @@ import base64
 import numpy as np
 import pytest
 
+from device_agent.api.openai import seconds_to_wait
 from tests.support import bundles
 
 
@@ -63,6 +64,40 @@ def test_usage_counts_what_the_model_reads(connect) -> None:
 
 def test_user_is_tolerated(connect) -> None:
     assert embed(connect(), "a", user="somebody").status_code == 200
+
+
+def test_null_is_as_good_as_absent(connect) -> None:
+    client = connect()
+    plain = embed(client, "a").json()
+    assert embed(client, "a", user=None, dimensions=None, encoding_format=None).json() == plain
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 30.0),
+        ({"x-stainless-read-timeout": "2.5"}, 2.5),
+        ({"x-stainless-timeout": "7"}, 7.0),
+        ({"x-stainless-read-timeout": "600"}, 30.0),
+        ({"x-stainless-read-timeout": "inf"}, 30.0),
+        ({"x-stainless-read-timeout": "nan"}, 30.0),
+        ({"x-stainless-read-timeout": "-1"}, 30.0),
+        ({"x-stainless-read-timeout": "0"}, 30.0),
+        ({"x-stainless-read-timeout": "soon"}, 30.0),
+    ],
+)
+def test_a_client_that_waits_shorter_shortens_the_deadline(headers: dict[str, str], seconds: float) -> None:
+    assert seconds_to_wait(headers, 30.0) == seconds
+
+
+def test_the_deadline_is_the_clients(connect) -> None:
+    """A nanosecond is over before anything runs."""
+    client = connect()
+    late = client.post(
+        "/v1/embeddings", json={"model": "tiny", "input": "a"}, headers={"X-Stainless-Read-Timeout": "1e-9"}
+    )
+    assert late.status_code in (429, 504)
+    assert late.json()["error"]["code"] in ("overloaded", "deadline_exceeded")
 
 
 def test_another_model(connect) -> None:

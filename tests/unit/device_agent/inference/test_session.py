@@ -5,9 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.inference.session import CPU_PROVIDER, Session, explain
+from device_agent.inference.session import (
+    CPU_PROVIDER,
+    DeviceMemoryError,
+    Session,
+    _version_hint,
+    explain,
+    failure_of,
+    runtime_build,
+)
 from edgeonnx.bundle import open_bundle
-from edgeonnx.errors import InvalidRequestError, RuntimeUnavailableError
+from edgeonnx.errors import InferenceError, InvalidRequestError, ProviderLostError, RuntimeUnavailableError
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
 
@@ -69,3 +77,39 @@ def test_a_message_of_the_runtime_is_one_short_line() -> None:
     assert explain(RuntimeError("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : bad\n  thing")) == "bad thing"
     assert len(explain(RuntimeError("x" * 10_000))) == 400
     assert explain(RuntimeError("")) == "RuntimeError"
+
+
+def test_it_tells_where_every_node_runs(session: Session) -> None:
+    assert session.assignment.share(CPU_PROVIDER) == 1.0
+    assert session.assignment.total == sum(session.assignment.operators[CPU_PROVIDER].values()) > 3
+    assert session.assignment.operators[CPU_PROVIDER]["Gather"] == 2
+
+
+def test_the_cpu_runs_without_binding(session: Session) -> None:
+    assert session.bound is False
+
+
+def test_an_older_runtime_is_told_to_be_too_old() -> None:
+    assert "install onnxruntime 1.30 or newer: 1.24.1" in _version_hint("1.24.1")
+    assert "1.32.0" in _version_hint("1.32.0")
+    assert "install" not in _version_hint("2.0")
+
+
+def test_a_failure_of_the_device_is_told_apart_from_one_of_the_run() -> None:
+    class RuntimeException(Exception):  # noqa: N818 - ONNX Runtime's name
+        pass
+
+    cuda = "CUDAExecutionProvider"
+    lost = failure_of(RuntimeException("Status Message: CUDA failure 700: an illegal memory access ; GPU=0"), cuda)
+    full = failure_of(RuntimeException("Status Message: CUDA failure 2: out of memory ; GPU=0"), cuda)
+    run = failure_of(RuntimeException("Status Message: no kernel"), cuda)
+    assert type(lost) is ProviderLostError
+    assert (lost.where, lost.found) == (cuda, "CUDA failure 700: an illegal memory access")
+    assert type(full) is DeviceMemoryError
+    assert isinstance(full, ProviderLostError)
+    assert type(run) is InferenceError
+
+
+def test_the_runtime_says_what_it_is() -> None:
+    assert runtime_build()["version"][0].isdigit()
+    assert set(runtime_build()) == {"version", "package", "cuda", "build"}

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from device_agent.api.open_inference import model_metadata
-from device_agent.config import AgentConfig
-from device_agent.models import load_model
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
-from tests.support.cpus import profile_of
 
 URL = "/v2/models/tiny/infer"
+OUTPUT = {"name": "sentence_embedding"}
 
 
 def text_input(texts: list[str], name: str = "text", shape: list[int] | None = None) -> dict[str, Any]:
@@ -74,7 +71,7 @@ def test_pairs_that_do_not_match(connect) -> None:
 
 def test_names_version_and_id_come_back(connect) -> None:
     client = connect()
-    body = infer(client, [text_input(["a"])], id="seven", parameters={"binary_data_output": True}).json()
+    body = infer(client, [text_input(["a"])], id="seven", parameters={"unknown": [1, {}]}).json()
     assert (body["model_name"], body["model_version"], body["id"]) == ("tiny", "1.0.0", "seven")
     assert "id" not in infer(client, [text_input(["a"])]).json()
     assert client.post("/v2/models/tiny/versions/1.0.0/infer", json={"inputs": [text_input(["a"])]}).status_code == 200
@@ -85,7 +82,7 @@ def test_names_version_and_id_come_back(connect) -> None:
 def test_requested_outputs_in_the_order_asked_for(connect) -> None:
     client = connect(Task.TEXT_CLASSIFICATION)
     assert list(outputs(infer(client, [text_input(["a"])], outputs=[{"name": "scores"}]))) == ["scores"]
-    asked = [{"name": "scores", "parameters": {"binary_data": True}}, {"name": "logits"}]
+    asked = [{"name": "scores", "parameters": {"binary_data": False}}, {"name": "logits"}]
     assert list(outputs(infer(client, [text_input(["a"])], outputs=asked))) == ["scores", "logits"]
 
 
@@ -104,34 +101,6 @@ def test_nested_data(connect) -> None:
     for item in inputs:
         item["data"] = np.array(item["data"]).reshape(item["shape"]).tolist()
     assert outputs(infer(client, inputs))["sentence_embedding"].shape == (2, bundles.DIM)
-
-
-def test_metadata(connect) -> None:
-    metadata = connect().get("/v2/models/tiny").json()
-    assert metadata == connect().get("/v2/models/tiny/versions/1.0.0").json()
-    assert metadata["versions"] == ["1.0.0"]
-    assert metadata["platform"] == "onnxruntime_onnx"
-    assert [item["name"] for item in metadata["inputs"]] == ["text", *bundles.INPUTS]
-    assert metadata["inputs"][0]["datatype"] == "BYTES"
-    assert metadata["outputs"] == [{"name": "sentence_embedding", "datatype": "FP32", "shape": [-1, bundles.DIM]}]
-    parameters = metadata["parameters"]
-    assert parameters["providers"] == ["CPUExecutionProvider"]
-    assert parameters["variant"] == "cpu-fp32"
-    assert parameters["precision"] == "fp32"
-    assert parameters["not_used"] == {}
-    assert parameters["max_length"] == bundles.MAX_LENGTH
-    assert parameters["dimension"] == bundles.DIM
-    assert connect(Task.TEXT_CLASSIFICATION).get("/v2/models/tiny").json()["parameters"]["labels"] == [*bundles.LABELS]
-
-
-def test_metadata_tells_why_other_variants_are_not_used(tmp_path: Path) -> None:
-    bundle = bundles.make_bundle(tmp_path, variants=bundles.CPU_VARIANTS)
-    loaded = load_model(bundle, AgentConfig(threads=1), profile=profile_of("Core i5-4300U"))
-    parameters: Any = model_metadata(loaded)["parameters"]
-    assert parameters["variant"] == "cpu-int8-7bit"
-    assert parameters["precision"] == "int8-7bit"
-    assert "would saturate on this CPU" in parameters["not_used"]["cpu-int8"]
-    assert parameters["not_used"]["cpu-fp32"] == "cpu-int8-7bit is preferred"
 
 
 def changed(index: int, **fields: object) -> list[dict[str, Any]]:
@@ -161,7 +130,14 @@ def changed(index: int, **fields: object) -> list[dict[str, Any]]:
         ([{**text_input(["a"]), "data": [["a"]]}], "inputs[0].data: is nested deeper"),
         ([{**text_input(["a"]), "data": [1]}], "inputs[0].data[0]: is of the wrong type"),
         ([{**text_input(["a"]), "data": "a"}], "inputs[0].data: is of the wrong type"),
-        ([{**text_input(["a"]), "parameters": {"binary_data_size": 3}}], "send JSON instead"),
+        (
+            [{**text_input(["a"]), "parameters": {"binary_data_size": 3}}],
+            "inputs[0]: has data as well as binary data",
+        ),
+        ([{**text_input(["a"]), "parameters": {"shared_memory_region": "r"}}], "shared memory is not supported"),
+        ([text_input(["a"], shape=[1] * 100)], "expected [n] or [n, 1]"),
+        (changed(0, shape=[2**62] * 1000), "1000 found"),
+        (changed(0, shape=[2, 0]), "every dimension must be at least 1"),
         (tensor_inputs()[:2], "the input token_type_ids is missing"),
         (changed(0, datatype="INT32"), "inputs[0].datatype; expected INT64; found 'INT32'"),
         (changed(0, shape=[10]), "inputs[0].shape: the input input_ids has the wrong shape"),
@@ -169,7 +145,7 @@ def changed(index: int, **fields: object) -> list[dict[str, Any]]:
         (changed(0, data=[1, 2]), "inputs[0].data: has another number of elements"),
         (changed(0, data=[1.0] * 10), "inputs[0].data[0]: is of the wrong type"),
         (changed(0, data=[None] * 10), "inputs[0].data[0]: is of the wrong type"),
-        (changed(0, data=[2**63] * 10), "inputs[0].data: holds an integer that does not fit"),
+        (changed(0, data=[2**63] * 10), "inputs[0].data: holds a number that does not fit"),
         (changed(0, data=[21] * 10), "inputs[0].data: is not a token id of this model; expected 0 to 20; found 21"),
         (changed(0, data=[-1] * 10), "inputs[0].data: is not a token id of this model"),
         (changed(1, data=[2] * 10), "inputs[1].data: is no attention mask"),
@@ -192,10 +168,17 @@ def test_what_is_wrong_is_named(connect, inputs: Any, message: str) -> None:
         ({"outputs": {}}, "outputs: is of the wrong type"),
         ({"outputs": [{"name": "logits"}]}, "outputs[0].name: no such output"),
         ({"outputs": [{"name": "sentence_embedding"}] * 2}, "outputs[1].name: is asked for twice"),
-        (
-            {"outputs": [{"name": "sentence_embedding", "parameters": {"classification": 1}}]},
-            "classification extension is not supported",
-        ),
+        ({"outputs": [{}]}, "outputs[0].name: is missing"),
+        ({"outputs": [{**OUTPUT, "parameters": {"classification": 0}}]}, "is no number of classes"),
+        ({"outputs": [{**OUTPUT, "parameters": {"classification": "1"}}]}, "classification: is of the wrong type"),
+        ({"outputs": [{**OUTPUT, "parameters": {"binary_data": 1}}]}, "parameters.binary_data: is of the wrong type"),
+        ({"outputs": [{**OUTPUT, "parameters": {"shared_memory_region": "r"}}]}, "shared memory is not supported"),
+        ({"parameters": {"binary_data_output": "yes"}}, "parameters.binary_data_output: is of the wrong type"),
+        ({"parameters": {"timeout": 1.5}}, "parameters.timeout: is of the wrong type; expected an integer"),
+        ({"parameters": {"timeout": -1}}, "parameters.timeout: is negative; expected microseconds; found -1"),
+        ({"parameters": {"priority": "high"}}, "parameters.priority: is of the wrong type"),
+        ({"parameters": {"sequence_id": 7}}, "parameters.sequence_id: sequences are not supported"),
+        ({"parameters": {"sequence_start": True}}, "parameters.sequence_start: sequences are not supported"),
     ],
 )
 def test_other_fields(connect, fields: dict[str, object], message: str) -> None:
@@ -212,12 +195,6 @@ def test_rows_longer_than_the_model_reads_are_refused(connect) -> None:
     assert "longer than the model reads; expected at most 16; found 17" in response.json()["error"]
 
 
-def test_the_header_of_the_binary_extension(connect) -> None:
-    response = connect().post(URL, content=b"{}", headers={"Inference-Header-Content-Length": "2"})
-    assert response.status_code == 400
-    assert "send JSON instead" in response.json()["error"]
-
-
 def test_limits(connect) -> None:
     client = connect(max_texts=2, max_json_numbers=20, max_text_characters=5)
     assert infer(client, [text_input(["a", "b"])]).status_code == 200
@@ -226,14 +203,54 @@ def test_limits(connect) -> None:
     assert infer(client, tensor_inputs()).status_code == 413
 
 
-def test_an_answer_that_would_be_too_large(connect, loaded_models) -> None:
-    client = connect(Task.FEATURE_EXTRACTION)
-    loaded = loaded_models(Task.FEATURE_EXTRACTION)
-    original = loaded.model.config
-    object.__setattr__(loaded.model, "config", type(original)(max_answer_numbers=100))
-    try:
-        response = infer(client, [text_input(["the cat sat on the mat"] * 3)])
-    finally:
-        object.__setattr__(loaded.model, "config", original)
+def test_an_answer_that_would_be_too_large(connect) -> None:
+    client = connect(Task.FEATURE_EXTRACTION, max_answer_numbers=100)
+    response = infer(client, [text_input(["the cat sat on the mat"] * 3)])
     assert response.status_code == 413
     assert "at most 100 numbers" in response.json()["error"]
+
+
+def test_parameters_that_change_nothing(connect) -> None:
+    client = connect()
+    plain = infer(client, [text_input(["the cat"])]).json()
+    parameters = {"timeout": 0, "priority": 3, "sequence_id": 0, "sequence_start": False, "sequence_end": False}
+    assert infer(client, [text_input(["the cat"])], parameters=parameters).json() == plain
+    assert infer(client, [text_input(["the cat"])], outputs=[]).json() == plain
+
+
+def test_a_deadline_of_the_client(connect, loaded_models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner is held up, so that the time is over before the answer comes."""
+    client = connect()
+    engine = loaded_models().engine
+    original = engine.run
+    monkeypatch.setattr(engine, "run", lambda *args, **kwargs: (time.sleep(0.2), original(*args, **kwargs))[1])
+    response = infer(client, [text_input(["the cat"])], parameters={"timeout": 20_000})
+    assert response.status_code in (429, 504), response.text
+
+
+def test_the_classification_extension(connect) -> None:
+    client = connect(Task.TEXT_CLASSIFICATION)
+    scores = outputs(infer(client, [text_input(["a good film", "a bad dog"])]))["scores"]
+    asked = [{"name": "scores", "parameters": {"classification": 2}}, {"name": "logits"}]
+    body = infer(client, [text_input(["a good film", "a bad dog"])], outputs=asked).json()
+    found = body["outputs"][0]
+    assert (found["datatype"], found["shape"]) == ("BYTES", [2, 2])
+    want = [f"{row[index]:.6f}:{index}:{bundles.LABELS[index]}" for row in scores for index in np.argsort(-row)[:2]]
+    assert found["data"] == want
+    assert body["outputs"][1]["datatype"] == "FP32"
+
+
+def test_more_classes_than_there_are_and_outputs_without_labels(connect) -> None:
+    asked = [{"name": "scores", "parameters": {"classification": 99}}]
+    found = infer(connect(Task.TEXT_CLASSIFICATION), [text_input(["a"])], outputs=asked).json()["outputs"][0]
+    assert found["shape"] == [1, len(bundles.LABELS)]
+    asked = [{**OUTPUT, "parameters": {"classification": 1}}]
+    found = infer(connect(), [text_input(["a"])], outputs=asked).json()["outputs"][0]
+    assert len(found["data"][0].split(":")) == 2
+
+
+def test_no_classes_of_an_output_per_token(connect) -> None:
+    asked = [{"name": "scores", "parameters": {"classification": 1}}]
+    response = infer(connect(Task.TOKEN_CLASSIFICATION), [text_input(["a"])], outputs=asked)
+    assert response.status_code == 400
+    assert "expected an output of shape [rows, classes]" in response.json()["error"]
