@@ -5,8 +5,8 @@ and through a bare binding whose inputs are bound once and whose outputs ONNX Ru
 bundle's graph opened with each level of optimization, and the graph that ONNX Runtime stored after its own
 optimization (level "all"), opened without any. External tensors stay in the bundle's folder in both cases.
 
-One thread, everything in turn, the best of several passes counts. Run it with
-`PYTHONPATH=. python bench/binding.py BUNDLE [--passes N]`.
+One thread, everything in turn, the best single call counts. Run it with
+`PYTHONPATH=. python bench/binding.py BUNDLE [--rounds N]`.
 """
 
 from __future__ import annotations
@@ -48,19 +48,18 @@ def options(tensors: Path | None, level: str = "all", store: Path | None = None)
     return made
 
 
-def best(work: dict[str, Callable[[], object]], passes: int, repeat: int) -> dict[str, float]:
-    """The best time of each, in milliseconds, all in turn."""
+def best(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The best time of a single call of each, in milliseconds, all in turn: the least that others disturbed."""
     found = dict.fromkeys(work, float("inf"))
-    for _ in range(passes):
+    for _ in range(rounds):
         for name, run in work.items():
             begun = time.perf_counter()
-            for _ in range(repeat):
-                run()
-            found[name] = min(found[name], (time.perf_counter() - begun) / repeat * 1000)
+            run()
+            found[name] = min(found[name], (time.perf_counter() - begun) * 1000)
     return found
 
 
-def bench_binding(session: ort.InferenceSession, passes: int) -> None:
+def bench_binding(session: ort.InferenceSession, rounds: int) -> None:
     """Print what a run takes with and without I/O binding."""
     names, run_options = [node.name for node in session.get_outputs()], ort.RunOptions()
     binding, bare = Binding(session), session.io_binding()
@@ -87,8 +86,7 @@ def bench_binding(session: ort.InferenceSession, passes: int) -> None:
                 "bound": lambda inputs=inputs: binding.run(inputs, names, run_options),
                 "bare": run_bare,
             },
-            passes,
-            max(1, 60 // rows // max(1, tokens // 8)),
+            max(10, rounds * 8 // rows),
         )
         print(
             f"  {f'{rows} x {tokens}':15} {found['run']:6.2f} ms {found['bound']:6.2f} ms {found['bare']:6.2f} ms"
@@ -96,7 +94,7 @@ def bench_binding(session: ort.InferenceSession, passes: int) -> None:
         )
 
 
-def bench_stored(model: Path, tensors: Path | None, passes: int) -> None:
+def bench_stored(model: Path, tensors: Path | None, rounds: int) -> None:
     """Print what opening takes at each level, and from a stored graph."""
     with TemporaryDirectory() as folder:
         stored = Path(folder) / "stored.onnx"
@@ -107,7 +105,7 @@ def bench_stored(model: Path, tensors: Path | None, passes: int) -> None:
 
         work = {level: opening(model, level) for level in LEVELS}
         work["stored"] = opening(stored, "disable")
-        found = best(work, passes, 1)
+        found = best(work, rounds)
         print("  open with level " + ", ".join(f"{name} {found[name]:.1f} ms" for name in LEVELS))
         print(
             f"  stored graph ({stored.stat().st_size >> 10} KiB) {found['stored']:.1f} ms, "
@@ -119,7 +117,7 @@ def main() -> None:
     """Run both for every variant of a bundle that the CPU takes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
     bundle = open_bundle(arguments.bundle)
     component = bundle.manifest.entry_component
@@ -128,8 +126,8 @@ def main() -> None:
             continue
         model, tensors = bundle.model_path(component.name, variant), bundle.tensors_path(variant)
         print(f"{bundle.manifest.name} {variant.name}, onnxruntime {ort.__version__}")
-        bench_stored(model, tensors, arguments.passes)
-        bench_binding(ort.InferenceSession(str(model), options(tensors), providers=PROVIDERS), arguments.passes)
+        bench_stored(model, tensors, arguments.rounds)
+        bench_binding(ort.InferenceSession(str(model), options(tensors), providers=PROVIDERS), arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ The client is a process of its own on loopback, on the same cores. Each figure s
   same bundle run offline on the same cores (sorted by length, batches of 512 tokens, two threads), in turn.
 - `overload`: open loop at three times the capacity that a closed loop found before and after, with a deadline of 1 s;
   latency from the scheduled time. Goodput is what was answered within the deadline.
-- `process`: memory after loading and after traffic; time to import; time from start to ready.
+- `process`: memory after loading and after traffic; then `bench/cold_start.py`: start to ready, import.
 
 Run it with `PYTHONPATH=. python bench/serving.py BUNDLE [--only SECTION ...] [--quick]`.
 """
@@ -30,12 +30,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from bench.cold_start import agent_seconds, peer_command, peer_seconds
 from bench.serving_load import Load, Message, Outcome, percentile_ms, pooled, post, run
 from bench.serving_offline import Offline
 from bench.serving_texts import mixed, sample, singles
 from edgeonnx.evaluate.speed import machine
-from tests.support.agent import Agent, environment
+from tests.support.agent import ROOT, Agent, environment
 
 # Served and in-process texts come in turn, in blocks: one after the other, each would find the caches full of the
 # other process's weights, which no server meets.
@@ -48,12 +47,7 @@ OVERLOAD = 3.0
 DEADLINE = 1.0
 MOST_CONNECTIONS = 1000
 ADDED_MS, SERVED_SHARE, GOODPUT_SHARE, REFUSAL_MS = 0.4, 0.9, 0.9, 20.0
-MEMORY_MB, IMPORT_SECONDS, START_SECONDS = 180.0, 0.4, 1.2
-IMPORTS = {
-    "the server": "import device_agent.cli.main, device_agent.api.server",
-    "the server and all that runs models": "import device_agent.cli.main, device_agent.api.server, "
-    "device_agent.loading, device_agent.inference.batcher, device_agent.inference.engine, device_agent.inference.text",
-}
+MEMORY_MB = 180.0
 Item = TypeVar("Item")
 Figures = TypeVar("Figures")
 
@@ -265,35 +259,10 @@ def process(bundle: Path, agent: Agent, options: argparse.Namespace) -> None:
     for label, found in (("after loading", idle), ("after traffic", memory_mb(agent.process.pid))):
         print(f"  {label:<16}" + ", ".join(f"{name} {value:.0f}" for name, value in found.items()))
         verdict(f"resident {label}, MB", found["VmRSS"], "at most", MEMORY_MB)
-    imports(options.rounds)
-    starts(bundle, options.rounds)
-
-
-def imports(rounds: int) -> None:
-    """Seconds to import the agent, beyond those of a bare interpreter; the best of several, as noise only adds."""
-    times: dict[str, list[float]] = {}
-    for _ in range(2 * rounds + 1):
-        for label, code in {"bare": "pass", **IMPORTS}.items():
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
-            times.setdefault(label, []).append(time.perf_counter() - begin)
-    bare = min(times["bare"])
-    print(f"\nimport, seconds beyond a bare interpreter ({bare:.3f} s)")
-    for label in IMPORTS:
-        verdict(f"{label}", min(times[label]) - bare, "at most", IMPORT_SECONDS)
-
-
-def starts(bundle: Path, rounds: int) -> None:
-    """Seconds from start to ready; see `bench/cold_start.py`."""
-    name, command = peer_command(bundle)
-    agent_seconds(bundle)
-    peer_seconds(command)
-    pairs = [(agent_seconds(bundle), peer_seconds(command)) for _ in range(rounds)]
-    print("\nstart to ready, seconds, everything on disk cached")
-    for label, times in (("edgeonnx-agent", [ours for ours, _ in pairs]), (name, [theirs for _, theirs in pairs])):
-        print(f"  {label:<42}{statistics.median(times):.2f} ({', '.join(f'{value:.2f}' for value in times)})")
-    print(f"  ratio {statistics.median(ours / theirs for ours, theirs in pairs):.2f}")
-    verdict("start to ready, s", statistics.median(ours for ours, _ in pairs), "at most", START_SECONDS)
+    # Bytecode, imports and starts need processes with settings of their own.
+    print(flush=True)
+    command = [sys.executable, str(ROOT / "bench" / "cold_start.py"), str(bundle), "--runs", str(options.rounds)]
+    subprocess.run(command, env=environment(), cwd=ROOT, check=True)
 
 
 def verdict(what: str, value: float, bound: str, limit: float) -> None:

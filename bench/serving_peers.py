@@ -24,7 +24,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,15 +63,22 @@ class Shape:
 SHAPES = (
     Shape(name="1", connections=1, many=False),
     Shape(name="32", connections=32, many=False),
-    Shape(name="mixed", connections=16, many=True),
+    Shape(name="mixed", connections=8, many=True),
 )
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """The blocks of one server by shape, and how near its embeddings are to fp32."""
+    """What was found about one server.
+
+    Attributes:
+        cosine: Smallest cosine of its embeddings to fp32.
+        memory: Of all its processes after the load, in MB; pages that several share count once.
+        blocks: The blocks by shape.
+    """
 
     cosine: float
+    memory: float = 0.0
     blocks: dict[str, list[Outcome]] = field(default_factory=lambda: {shape.name: [] for shape in SHAPES})
 
     def texts_per_second(self, shape: str) -> float:
@@ -224,7 +231,28 @@ def compare(
                 os.killpg(group, signal.SIGSTOP)
                 ours.blocks[shape.name].append(our_block(*agent, shape, texts, options.seconds))
                 os.killpg(group, signal.SIGCONT)
+        theirs.memory = memory_mb(processes_of(group))
     return ours, theirs
+
+
+def processes_of(group: int) -> list[int]:
+    """The processes of a group."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            if os.getpgid(int(folder.name)) == group:
+                found.append(int(folder.name))
+    return found
+
+
+def memory_mb(processes: Sequence[int]) -> float:
+    """Memory of processes in MB (10^6 bytes), by proportional share: pages that several share count once."""
+    total = 0
+    for process in processes:
+        with suppress(OSError):  # it ended meanwhile
+            text = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8")
+            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return total * 1024 / 1e6
 
 
 def reference_vectors(bundle: Path, texts: Sequence[str]) -> Vectors:
@@ -241,7 +269,7 @@ def ratios(ours: Measured, theirs: Measured, shape: str) -> float:
 
 COLUMNS = ("texts/s, one-text", "texts/s, mixed", "concurrency 1, ms", "concurrency 32, ms")
 HEAD = (
-    f"{'':<40}{''.join(f'{column:>20}' for column in COLUMNS)}{'cosine':>8}\n"
+    f"{'':<40}{''.join(f'{column:>20}' for column in COLUMNS)}{'cosine':>8}{'MB':>7}\n"
     f"{'':<40}{'':>10}{'ratio':>10}{'':>10}{'ratio':>10}" + f"{'p50':>10}{'p99':>10}" * 2 + f"{'min':>8}"
 )
 
@@ -254,7 +282,7 @@ def row(label: str, found: Measured, ratio: dict[str, float] | None) -> str:
         cells.append(f"{ratio[shape]:>9.1f}x" if ratio else f"{'':>10}")
     for shape in ("1", "32"):
         cells += [f"{found.latency_ms(shape, percent):>10.1f}" for percent in (50, 99)]
-    return "".join(cells) + f"{found.cosine:>8.4f}"
+    return "".join(cells) + f"{found.cosine:>8.4f}{found.memory:>7.0f}"
 
 
 def main() -> None:
@@ -263,7 +291,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--only", nargs="+", choices=[peer.name for peer in PEERS], help="these peers")
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each load and server (default: 3)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of a block (default: 6)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of a block (default: 8)")
     parser.add_argument("--texts", type=int, default=2000, help="different texts (default: 2000)")
     parser.add_argument("--quick", action="store_true", help="one round of 2 s: shows that everything works")
     options = parser.parse_args()
@@ -289,9 +317,11 @@ def main() -> None:
             print(row(peer.label, theirs, found), flush=True)
             every.append((peer, theirs, found))
             agents.append(ours)
+        memory = memory_mb([agent.process.pid])
     if agents:
         blocks = {shape.name: [block for ours in agents for block in ours.blocks[shape.name]] for shape in SHAPES}
-        print(row("edgeonnx-agent, ONNX int8", Measured(cosine=agents[0].cosine, blocks=blocks), None))
+        whole = Measured(cosine=agents[0].cosine, memory=memory, blocks=blocks)
+        print(row("edgeonnx-agent, ONNX int8", whole, None))
     judge(every)
 
 

@@ -20,18 +20,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from device_agent import memory
-from device_agent.config import usable_cpus
+from device_agent.engines import label, likely_variant, open_engine
 from edgeonnx.bundle import Verifier, open_bundle
 from edgeonnx.errors import (
     EdgeOnnxError,
     GoldenSetError,
     IntegrityError,
-    SelectionError,
     ServingError,
     ValidationError,
     printable,
 )
-from edgeonnx.spec.selection import select_variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,16 +38,14 @@ if TYPE_CHECKING:
     from device_agent.config import AgentConfig
     from device_agent.inference.batcher import Batcher
     from device_agent.inference.engine import Engine
+    from device_agent.inference.plan import RunPlan
     from device_agent.inference.providers import ProviderStatus
     from device_agent.inference.rows import Array, Ids
-    from device_agent.inference.session import Session
     from device_agent.inference.text import TextPath
     from device_agent.memory import Room, Usage
     from edgeonnx.bundle import Bundle
     from edgeonnx.spec.manifest import Manifest, Variant
     from edgeonnx.spec.selection import DeviceProfile
-
-    OpenSession = Callable[..., Session]
 
 logger = logging.getLogger("edgeonnx.agent")
 
@@ -71,6 +67,7 @@ class LoadedModel:
         text: The text path.
         batcher: The queue in front of the graph, with its runner threads.
         verifier: Knows which of the bundle's files were hashed.
+        plan: How many runners and threads serve it, and why.
         loaded_at: When it was loaded, in seconds since 1970 by this machine's clock.
         memory: Memory that loading it took, measured. For a model that loads while the agent starts it is an upper
             bound, because other parts of the agent are imported meanwhile.
@@ -83,6 +80,7 @@ class LoadedModel:
     text: TextPath
     batcher: Batcher
     verifier: Verifier
+    plan: RunPlan
     loaded_at: float
     memory: Usage
     seconds: dict[str, float]
@@ -178,10 +176,12 @@ def load_model(
         verifier = Verifier(bundle)
         steps.done("open")
         with _hashed_meanwhile(verifier, config):
-            from device_agent.inference import batcher, engine, text  # noqa: F401 - their memory is not the model's
+            from device_agent import tuning  # noqa: F401 - what it imports is not counted as the model's memory
+            from device_agent.inference import batcher, engine, text  # noqa: F401
             from device_agent.inference.opening import usable_here
 
-            statuses = usable_here(config)
+            needed = [variant.requirements.provider for variant in bundle.manifest.entry_component.variants]
+            statuses = usable_here(config, needed)
         verifier.verify_common()
         before = memory.usage()
         steps.done("verify")
@@ -208,15 +208,36 @@ def _load(
 ) -> LoadedModel:
     """The second half of `load_model`."""
     from device_agent.inference.batcher import Batcher
+    from device_agent.inference.cache import Cache
+    from device_agent.inference.compiled import Compiled
+    from device_agent.inference.session import runtime_build
     from device_agent.inference.text import TextPath
+    from device_agent.tuning import tuned
 
     steps = around.steps
-    engine = open_engine(bundle, config, statuses, profile=profile, verifier=verifier, around=around)
-    steps.done("session")
-    text = TextPath(bundle.tokenizer_json(), bundle.manifest.processing, engine.inputs)
-    batcher = Batcher(engine, config.queue, runners=config.runtime.runners or usable_cpus(), name=bundle.manifest.name)
-    steps.done("tokenizer")
+    cache = Cache(config.runtime.cache_dir)
+    compiled = Compiled(cache, bundle.digest, runtime_build()["version"], gpu=config.runtime.gpu)
+
+    def open_with(threads: int) -> Engine:
+        chosen = replace(config, runtime=replace(config.runtime, threads=threads))
+        return open_engine(
+            bundle,
+            chosen,
+            statuses,
+            profile=profile,
+            verifier=verifier,
+            room=around.room,
+            beside=around.beside,
+            compiled=compiled,
+        )
+
+    batcher: Batcher | None = None
     try:
+        engine, plan = tuned(bundle, config, cache, open_with)
+        steps.done("session")
+        text = TextPath(bundle.tokenizer_json(), bundle.manifest.processing, engine.inputs)
+        batcher = Batcher(engine, config.queue, runners=plan.runners, name=bundle.manifest.name)
+        steps.done("tokenizer")
         prove(bundle, engine.variant, text, batcher)
         steps.done("golden")
         _check_unchanged(verifier)
@@ -226,15 +247,20 @@ def _load(
             text=text,
             batcher=batcher,
             verifier=verifier,
+            plan=plan,
             loaded_at=time.time(),
             memory=_growth(around.before),
             seconds=steps.seconds,
+            on_close=compiled.close,
         )
         if config.runtime.memory_bytes is not None:
-            memory.check_fits(_label(bundle, engine.variant), loaded.memory.total, around.room, measured=True)
+            memory.check_fits(label(bundle, engine.variant), loaded.memory.total, around.room, measured=True)
     except BaseException:
-        batcher.close(timeout=5.0)
+        if batcher is not None:
+            batcher.close(timeout=5.0)
+        compiled.close()
         raise
+    compiled.keep()
     _log_choice(loaded)
     return loaded
 
@@ -272,109 +298,6 @@ def _hashed_meanwhile(verifier: Verifier, config: AgentConfig) -> Iterator[None]
         thread.join()
 
 
-def likely_variant(manifest: Manifest, wanted: str | None) -> Variant | None:
-    """The variant that will be chosen, as far as that is known before providers were tried.
-
-    Args:
-        manifest: The bundle's manifest.
-        wanted: The operator's choice, or None.
-
-    Returns:
-        The variant, or None if that depends on what this machine's GPU can do, or nothing fits.
-    """
-    from device_agent.inference.providers import CPU_PROVIDER, device_profile
-
-    variants = manifest.entry_component.variants
-    if any(variant.requirements.provider != CPU_PROVIDER for variant in variants):
-        return None
-    try:
-        return select_variant(variants, device_profile((CPU_PROVIDER,)), wanted=wanted).chosen
-    except SelectionError:
-        return None
-
-
-def open_engine(
-    bundle: Bundle,
-    config: AgentConfig,
-    statuses: Sequence[ProviderStatus],
-    *,
-    profile: DeviceProfile | None = None,
-    verifier: Verifier | None = None,
-    around: _Around | None = None,
-    open_session: OpenSession | None = None,
-) -> Engine:
-    """Open the best variant whose provider really loads, its files hashed before; see `inference.opening.Opener`.
-
-    Args:
-        bundle: An opened bundle.
-        config: The agent's settings.
-        statuses: What became of each provider; see `inference.opening.usable_here`.
-        profile: What this machine has; None looks.
-        verifier: Hashes the files of a variant before it is opened; None makes one.
-        around: The room in the memory; None: no limit is checked.
-        open_session: Opens a session; tests put a fake here.
-
-    Raises:
-        SelectionError: No variant is left.
-        MemoryBudgetError: One would be left if there were more memory.
-        RuntimeUnavailableError: ONNX Runtime does not load the variant on the CPU.
-        IntegrityError: A file of the variant is damaged.
-        ManifestError: The graph has other inputs or outputs than the manifest says.
-    """
-    from device_agent.inference.engine import Engine
-    from device_agent.inference.opening import Opener
-    from device_agent.inference.providers import FALLBACK, device_profile
-
-    verifier = verifier or Verifier(bundle)
-    usable = tuple(status.name for status in statuses if status.usable)
-    profile = device_profile(usable) if profile is None else profile
-    limited = profile if around is None else replace(profile, memory_bytes=around.room.free)
-    opener = Opener(
-        bundle, config, statuses, profile=limited, open_session=partial(_open_verified, bundle, verifier, open_session)
-    )
-    try:
-        opened = opener()
-    except SelectionError:
-        if around is not None:
-            _check_room(bundle, config, profile, around)
-        raise
-    reopen = opener if config.runtime.policy == FALLBACK else None
-    return Engine(opened.variant, opened.session, opened.not_used, reopen=reopen)
-
-
-def _open_verified(
-    bundle: Bundle,
-    verifier: Verifier,
-    open_session: OpenSession | None,
-    model: Path,
-    tensors: Path | None,
-    **how: object,
-) -> Session:
-    """Open a session on a graph whose files are hashed before."""
-    from device_agent.inference.session import Session
-
-    component = bundle.manifest.entry_component
-    variant = next(each for each in component.variants if bundle.model_path(component.name, each) == model)
-    verifier.verify_variant(component.name, variant)
-    return (open_session or Session)(model, tensors, **how)  # type: ignore[arg-type]
-
-
-def _check_room(bundle: Bundle, config: AgentConfig, profile: DeviceProfile, around: _Around) -> None:
-    """Raise if it is only the memory that every variant lacks."""
-    unlimited = replace(profile, memory_bytes=None)
-    try:
-        chosen = select_variant(
-            bundle.manifest.entry_component.variants, unlimited, wanted=config.runtime.variant
-        ).chosen
-    except SelectionError:
-        return
-    memory.check_fits(_label(bundle, chosen), memory.needed_bytes(bundle, chosen), around.room, beside=around.beside)
-
-
-def _label(bundle: Bundle, variant: Variant) -> str:
-    return f"{bundle.manifest.name} {bundle.manifest.version}, variant {variant.name}"
-
-
 def _growth(before: Usage | None) -> Usage:
     now = memory.usage()
     return memory.NOTHING if now is None or before is None else now.since(before)
@@ -396,13 +319,15 @@ def _log_choice(loaded: LoadedModel) -> None:
     """One line a model, and one for each variant that is not used: what an operator looks for first."""
     engine = loaded.engine
     logger.info(
-        "%s %s: variant %s (%s) serves on %s, %d runners, %s and %s mapped, loaded in %.2f s (%s)",
+        "%s %s: variant %s (%s) serves on %s, %d runners of %d threads (%s), %s and %s mapped, loaded in %.2f s (%s)",
         loaded.name,
         loaded.version,
         engine.variant.name,
         printable(engine.variant.precision),
         ", ".join(engine.providers),
-        loaded.batcher.runners,
+        loaded.plan.runners,
+        loaded.plan.threads,
+        loaded.plan.reason,
         memory.mebibytes(loaded.memory.anonymous),
         memory.mebibytes(loaded.memory.mapped),
         sum(loaded.seconds.values()),
@@ -432,7 +357,7 @@ def prove(bundle: Bundle, variant: Variant, text: TextPath, batcher: Batcher) ->
     Raises:
         GoldenSetError: The ids differ, a threshold of the variant is not kept, or the runtime fails.
     """
-    where = _label(bundle, variant)
+    where = label(bundle, variant)
     golden = bundle.golden()
     try:
         golden.check_tokens(text.batch(golden.texts, golden.pairs), where=where)

@@ -51,7 +51,6 @@ class Setting:
         key: Table and name (`server.port`), or the name alone at the top of the file.
         kind: Type of the value, or of each value of a list: str, int, float, bool or Path.
         many: It is a list.
-        optional: It may stay without a value.
         default: Its default.
         range: Bounds, inclusive; None: above 0.
         words: The only words that it may be; empty: any text.
@@ -61,7 +60,6 @@ class Setting:
     key: str
     kind: type
     many: bool
-    optional: bool
     default: object
     range: Range | None
     words: tuple[str, ...]
@@ -140,7 +138,7 @@ def _settings_of(owner: type, prefix: str) -> Iterator[Setting]:
 def _setting(key: str, hint: Any, default: object, explanation: str) -> Setting:
     """A setting from its annotation: `X`, `X | None`, `tuple[X, ...]`, each may be `Annotated`."""
     rules: list[object] = []
-    optional = many = False
+    many = False
     while not isinstance(hint, type) or typing.get_origin(hint) is not None:
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is typing.Annotated:
@@ -149,7 +147,6 @@ def _setting(key: str, hint: Any, default: object, explanation: str) -> Setting:
         elif origin is tuple:
             many, hint = True, arguments[0]
         elif origin in (typing.Union, types.UnionType):
-            optional = True
             (hint,) = (one for one in arguments if one is not type(None))
         else:
             raise TypeError(f"{key}: settings have no type {hint!r}")
@@ -157,7 +154,6 @@ def _setting(key: str, hint: Any, default: object, explanation: str) -> Setting:
         key=key,
         kind=hint,
         many=many,
-        optional=optional,
         default=default,
         range=next((rule for rule in rules if isinstance(rule, Range)), None),
         words=next((rule.words for rule in rules if isinstance(rule, OneOf)), ()),

@@ -27,20 +27,30 @@ class Work(NamedTuple):
     Attributes:
         busy: Something waits or runs.
         finished: Runs that ended so far, well or badly.
+        run_seconds: How long the longest run that goes on has taken so far; 0.0: unknown, or none goes on. It shows one
+            runner that hangs while others work.
     """
 
     busy: bool
     finished: int
+    run_seconds: float = 0.0
 
 
-def stuck(before: Mapping[str, Work], now: Mapping[str, Work]) -> list[str]:
-    """The models that had work at both times, and finished nothing between them.
+def stuck(before: Mapping[str, Work], now: Mapping[str, Work], most_seconds: float) -> list[str]:
+    """The models that had work at both looks and finished nothing between them, or of which a run takes too long.
 
     Args:
         before: The work of each model at the last look.
         now: The same now. A model that is new, or was idle before, had no time yet.
+        most_seconds: What a run may take.
     """
-    return [key for key, work in now.items() if work.busy and (old := before.get(key)) and old.busy and old == work]
+    found = []
+    for key, work in now.items():
+        old = before.get(key)
+        idle = not work.busy or old is None or not old.busy or old.finished != work.finished
+        if not idle or work.run_seconds > most_seconds:
+            found.append(key)
+    return found
 
 
 class Notifier:
@@ -102,7 +112,7 @@ class Notifier:
         before: Mapping[str, Work] = {}
         while True:
             now = work()
-            hung = stuck(before, now)
+            hung = stuck(before, now, self.watchdog_seconds)
             before = now
             if hung:
                 logger.error("no run of %s ends; the watchdog is not fed", ", ".join(hung))

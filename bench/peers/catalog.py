@@ -122,7 +122,7 @@ def _threads(count: int) -> dict[str, str]:
 def _infinity(model: Path, engine: str, port: int, *more: str) -> Start:
     binary = make_environment("infinity").parent / "infinity_emb"
     served = ("--model-id", str(model), "--served-model-name", "minilm", "--engine", engine, "--device", "cpu")
-    # Larger batches only pad more; its queue is sorted by length, so 32 waste little.
+    # 32 is its default; its queue is sorted by length, so that such a batch has little padding.
     settings = ("--batch-size", "32", "--dtype", "float32", "--port", str(port), "--host", "127.0.0.1")
     quiet = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
     return Start(
@@ -132,8 +132,8 @@ def _infinity(model: Path, engine: str, port: int, *more: str) -> Start:
 
 
 def _infinity_torch(_bundle: Path, port: int, _folder: Path) -> Start:
-    # Compiling is for fixed shapes; BetterTransformer wants a torch from before its kernels moved into torch itself.
-    return _infinity(minilm_directory(), "torch", port, "--no-compile", "--no-bettertransformer")
+    # As infinity itself recommends for BERT: BetterTransformer, and no torch.compile, which it does not go with.
+    return _infinity(minilm_directory(), "torch", port, "--no-compile", "--bettertransformer")
 
 
 def _infinity_onnx(bundle: Path, port: int, _folder: Path) -> Start:

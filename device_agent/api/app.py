@@ -25,12 +25,13 @@ from device_agent.api.context import STARTED, Context
 from device_agent.api.errors import on_error, on_http_exception
 from device_agent.api.metrics import CONTENT_TYPE, Metrics
 from device_agent.api.openapi import openapi_document
+from device_agent.api.status import STATUS_ROUTES
 from device_agent.api.telemetry import traced
 from device_agent.logs import RequestLog
 from edgeonnx.errors import EdgeOnnxError, NotReadyError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
     from typing import Any
 
     from device_agent.api.telemetry import Telemetry
@@ -62,8 +63,8 @@ def create_app(
     context = Context(models=models, config=config, metrics=metrics or Metrics())
     app = Starlette(
         routes=[
-            Route(path, partial_handler(handler, context), methods=[method], name=f"{method} {path}")
-            for method, path, handler in ROUTES
+            Route(path, endpoint_of(handlers, context), methods=list(handlers), name=path)
+            for path, handlers in by_path(ROUTES).items()
         ]
     )
     # A client that adds a slash gets a clear 404, not a redirect that loses its body.
@@ -99,11 +100,21 @@ def _add_middlewares(app: Starlette, context: Context, telemetry: Telemetry | No
     app.state.guard = guard
 
 
-def partial_handler(handler: Handler, context: Context) -> Callable[[Request], Awaitable[Response]]:
-    """The handler with its context, as the router takes it."""
+def by_path(routes: Iterable[tuple[str, str, Handler]]) -> dict[str, dict[str, Handler]]:
+    """The handlers of each path by method, in the order of the table: a wrong method is then told all right ones."""
+    paths: dict[str, dict[str, Handler]] = {}
+    for method, path, handler in routes:
+        paths.setdefault(path, {})[method] = handler
+    return paths
+
+
+def endpoint_of(handlers: Mapping[str, Handler], context: Context) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint of one path, as the router takes it."""
+    # Starlette answers HEAD where GET is answered.
+    known = {**handlers, "HEAD": handlers["GET"]} if "GET" in handlers else handlers
 
     async def endpoint(request: Request) -> Response:
-        return await handler(context, request)
+        return await known[request.method](context, request)
 
     return endpoint
 
@@ -208,4 +219,5 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/info", _info),
     ("GET", "/health", _ready),
     ("GET", "/openapi.json", _openapi),
+    *STATUS_ROUTES,
 )

@@ -54,8 +54,8 @@ logger = logging.getLogger("edgeonnx.agent")
 
 ADMIN_PREFIX = "/v2/repository/models/"
 """Loading and unloading; the index of the repository is a question like any other."""
-OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
-METRICS_PATHS = frozenset({"/metrics", "/"})
+OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"})
+METRICS_PATHS = frozenset({"/metrics", "/", "/status.json"})
 MIN_TOKEN_CHARACTERS = 16
 MAX_TOKEN_FILE_BYTES = 64 << 10
 HOW_TO_MAKE = "make one with: openssl rand -hex 32"

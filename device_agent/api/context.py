@@ -202,6 +202,8 @@ class Context:
             if not ticket.gone:
                 raise
             raise ClientGoneError("the client left before its answer was ready") from None
+        except DeadlineExceededError:
+            raise _too_late(seconds) from None  # in the words of the client's own time
         except InvalidRequestError as error:
             if job.texts is None:
                 raise
@@ -298,10 +300,13 @@ def check_answer_size(rows: Rows, outputs: Sequence[str] | None, loaded: LoadedM
     Raises:
         RequestTooLargeError: It would.
     """
-    specs = loaded.manifest.entry_component.signature.outputs
-    wanted = [spec for spec in specs if outputs is None or spec.name in outputs]
-    count, width = len(rows.lengths), int(rows.lengths.max())
-    numbers = count * sum(numbers_per_row(spec, width) for spec in wanted)
+    lengths = rows.lengths
+    count = len(lengths)
+    width = int(lengths[0] if count == 1 else lengths.max())
+    numbers = 0
+    for spec in loaded.manifest.entry_component.signature.outputs:
+        if outputs is None or spec.name in outputs:
+            numbers += count * numbers_per_row(spec, width)
     if numbers > limit:
         raise RequestTooLargeError(
             "the answer would be too large",

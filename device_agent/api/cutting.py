@@ -1,36 +1,26 @@
 """Cutting long texts otherwise than the model's own tokenizer does it: not at all, or on the other side.
 
 A model's tokenizer cuts what is longer than the model reads. Users of text-embeddings-inference may ask for a refusal
-instead, or for the end of a text instead of its beginning. Both are rare, so the tokenizer for it is opened when it is
-first asked for; a request whose texts are short enough never needs it.
+instead, or for the end of a text instead of its beginning.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import orjson
-from edgeonnx_ext import open_text_encoder
 
-from device_agent.inference.rows import TextRows
 from edgeonnx.errors import InvalidRequestError
 from edgeonnx.spec.manifest import MAX_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgeonnx_ext import TextEncoder
-
-    from device_agent.inference.text import TextPath
+    from device_agent.inference.rows import TextRows
     from device_agent.loading import LoadedModel
 
-UNCUT = "uncut"
-LEFT = "left"
-RIGHT = "right"
+    Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,43 +33,7 @@ class Cut:
     """
 
     truncate: bool = True
-    side: str | None = None
-
-
-class Encoders:
-    """The further tokenizers of the models, each opened once and kept as long as its model; safe in any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: WeakKeyDictionary[TextPath, dict[str, TextEncoder]] = WeakKeyDictionary()
-
-    def get(self, loaded: LoadedModel, kind: str) -> TextEncoder:
-        """The tokenizer of a model that cuts on the side `kind`, or nothing at all (`UNCUT`)."""
-        with self._lock:
-            encoders = self._open.setdefault(loaded.text, {})
-            if kind not in encoders:
-                encoders[kind] = _open(loaded, kind)
-            return encoders[kind]
-
-
-_encoders = Encoders()
-
-
-def _open(loaded: LoadedModel, kind: str) -> TextEncoder:
-    processing = loaded.manifest.processing
-    document = loaded.bundle.tokenizer_json()
-    if kind != UNCUT:
-        # The side is the document's to say, and the only member of this section that counts.
-        section = {"direction": kind.title(), "max_length": 0, "strategy": "LongestFirst", "stride": 0}
-        document = orjson.dumps({**orjson.loads(document), "truncation": section})
-    return open_text_encoder(
-        document,
-        max_length=MAX_TOKENS if kind == UNCUT else processing.max_length,
-        pad_id=processing.pad_id,
-        pad_type_id=processing.pad_type_id,
-        prefix=processing.prefix,
-        backend=processing.backend,
-    )
+    side: Side | None = None
 
 
 def cut_rows(loaded: LoadedModel, texts: Sequence[str], pairs: Sequence[str] | None, cut: Cut, where: str) -> TextRows:
@@ -102,9 +56,11 @@ def cut_rows(loaded: LoadedModel, texts: Sequence[str], pairs: Sequence[str] | N
         return rows
     # A row that is full may have been cut, or be just as long as the model reads.
     if cut.truncate and cut.side is not None:
-        return TextRows(_encoders.get(loaded, cut.side).tokenize(texts, pairs), loaded.text.padding)
-    whole = _encoders.get(loaded, UNCUT).tokenize(
-        [texts[row] for row in full], None if pairs is None else [pairs[row] for row in full]
+        return loaded.text.rows(texts, pairs, truncation=replace(loaded.text.truncation, side=cut.side))
+    whole = loaded.text.rows(
+        [texts[row] for row in full],
+        None if pairs is None else [pairs[row] for row in full],
+        truncation=replace(loaded.text.truncation, max_length=MAX_TOKENS),
     )
     for row, length in zip(full, whole.lengths, strict=True):
         if length > longest:

@@ -59,7 +59,19 @@ NOT_READY_RETRY_SECONDS = 1
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left. Nobody reads the answer, but logs and metrics show it."""
 TEI_ROUTES = frozenset(
-    {"/rerank", "/classify", "/predict", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/tokenize", "/decode"}
+    {
+        "/rerank",
+        "/classify",
+        "/predict",
+        "/embed",
+        "/embed_all",
+        "/embed_sparse",
+        "/similarity",
+        "/tokenize",
+        "/decode",
+        "/info",
+        "/health",
+    }
 )
 """Routes of text-embeddings-inference, also those that this agent does not have: a 404 has its form too."""
 

@@ -10,9 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
-from device_agent.api.open_inference.statistics import ModelStatistics, Statistics
+from device_agent.api.open_inference.statistics import Statistics
 from device_agent.histogram import Histogram, RecentValues
 from edgeonnx.errors import (
     ClientGoneError,
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Request, Exception], Awaitable[Response]]
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # From a fraction of a millisecond (a short text on a GPU) to a request of thousands of texts.
 DURATION_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -133,10 +131,6 @@ class Metrics:
         if found is None:
             found = self._models[key] = ModelCounters()
         return found
-
-    def statistics_of(self, loaded: LoadedModel) -> ModelStatistics:
-        """Triton's statistics of a model."""
-        return self.statistics.of(loaded)
 
     def succeeded(self, loaded: LoadedModel, answer: Answer, *, output: float, total: float) -> None:
         """Count an inference request that was answered with a result.

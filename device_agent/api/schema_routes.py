@@ -150,5 +150,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _get("/info", TEI, "What serves", shapes.Info, query=(("model", "name of the model; left out: the first one"),)),
     _get("/health", TEI, "Whether the agent serves", shapes.Ready, errors=(*ANY, NotReadyError), access=OPEN),
     _get("/metrics", AGENT, "Prometheus metrics", None, media="text/plain", errors=ANY, access=METRICS),
+    _get("/", AGENT, "Status page", None, media="text/html", errors=ANY, access=METRICS),
+    _get("/status.json", AGENT, "What the status page shows", dict[str, Any], errors=ANY, access=METRICS),
     _get("/openapi.json", AGENT, "This document", dict[str, Any], errors=ANY),
 )

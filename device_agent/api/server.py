@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from device_agent.config import AgentConfig
     from device_agent.loading import LoadedModel
+    from device_agent.rpc import GrpcServer
 
     OnReady = Callable[[LoadedModel | None], None]
 
@@ -45,14 +46,6 @@ logger = logging.getLogger("edgeonnx.agent")
 BACKLOG = 2048
 SWITCH_SECONDS = 0.0005
 """How long a runner that comes back from the runtime waits for the interpreter lock while the event loop parses."""
-
-
-class GrpcServer(Protocol):
-    """What `device_agent.rpc.serve_grpc` gives."""
-
-    async def stop(self, grace: float | None) -> object:
-        """Take no new calls, and end those that still run after `grace` seconds."""
-        ...
 
 
 class _Server(uvicorn.Server):
@@ -236,6 +229,8 @@ class _Agent:
     def _on_reload(self) -> None:
         logger.info("SIGHUP: the token files and the certificate are read again")
         self._app.state.guard.reload()
+        if self._grpc is not None:
+            self._grpc.reload()
         if self._tls is None:
             return
         from device_agent.api.tls import load_certificate
@@ -282,8 +277,7 @@ async def _serve_grpc(app: Starlette, config: AgentConfig) -> GrpcServer:
     """
     from device_agent.rpc import serve_grpc
 
-    server: GrpcServer = await serve_grpc(app.state.context, config)
-    return server
+    return await serve_grpc(app.state.context, config, tokens=lambda: app.state.guard.tokens)
 
 
 def _uvicorn_config(

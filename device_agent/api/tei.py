@@ -27,7 +27,7 @@ from edgeonnx_ext import label_scores, sigmoid_into
 
 from device_agent.api.body import check_texts, of_type, parse_object, required
 from device_agent.api.context import Job, Rendered
-from device_agent.api.cutting import LEFT, RIGHT, Cut, cut_rows
+from device_agent.api.cutting import Cut, cut_rows
 from device_agent.api.tasks import (
     EMBEDDING,
     LOGITS,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from device_agent.api.context import Context
+    from device_agent.api.cutting import Side
     from device_agent.config import AgentConfig, Limits
     from device_agent.inference.rows import Answer
     from device_agent.loading import LoadedModel
@@ -64,7 +65,7 @@ SIMILARITY_FIELDS = ("inputs", "parameters", "model")
 SIMILARITY_INPUTS = ("source_sentence", "sentences")
 SIMILARITY_PARAMETERS = ("prompt_name", *CUT_FIELDS)
 CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TEXT_RANKING)
-DIRECTIONS = {"left": LEFT, "Left": LEFT, "right": RIGHT, "Right": RIGHT}
+DIRECTIONS: dict[str, Side] = {"left": "left", "Left": "left", "right": "right", "Right": "right"}
 
 
 def prepare_rerank(context: Context, _request: Request, data: bytes) -> Job:

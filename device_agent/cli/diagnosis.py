@@ -130,7 +130,7 @@ def _loaded(bundle: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         *(rows or [("nodes", "this ONNX Runtime keeps no record of where they run")]),
         ("optimization", f"level {bundle['optimization']} when the session is opened; the graph is not stored"),
-        ("I/O binding", "yes" if bundle["io_binding"] else "no (it saves nothing on the CPU)"),
+        ("I/O binding", "yes" if bundle["io_binding"] else "no (on a GPU only)"),
         ("time to load", f"{sum(seconds.values()):.2f} s: {steps}"),
     ]
 

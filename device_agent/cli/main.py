@@ -5,7 +5,6 @@ Everything heavy is imported inside the verbs, so that `--help` and `--version` 
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -59,9 +58,6 @@ app.command(epilog=EPILOG)(doctor)
 
 def main() -> None:
     """Entry point of the console script."""
-    # ONNX Runtime's official builds (since 1.29 on Linux too) report each session to Microsoft, and keep an id and a
-    # database in the user's cache for that. This agent talks to its clients only; who wants it sets the variable to 0.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     app(prog_name="edgeonnx-agent")
 
 

@@ -15,20 +15,20 @@ from enum import Enum
 from device_agent.inference.providers import BY_NAME, CPU_PROVIDER, CUDA_PROVIDER, TENSORRT_PROVIDER, ProviderStatus
 
 # ONNX Runtime wraps the cause in a status line and, for kernels, in the node that failed.
-_STATUS_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LIBRARY_FAILURE = re.compile(r"\b(CUDA|CUDNN|CUBLAS|CUFFT|CURAND) failure (\d+): (.+?)(?= ; |$)")
-_LOAD_FAILURE = re.compile(r"Failed to load library (\S+) with error: ([^\n]+)")
-_NOT_FOUND = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
-_NO_SYMBOL = re.compile(r"undefined symbol: (\w+)")
+_STATUS_PREFIX = r"^\[ONNXRuntimeError\] : \d+ : \w+ : "
+_COLOUR = r"\x1b\[[0-9;]*m"
+_LIBRARY_FAILURE = r"\b(CUDA|CUDNN|CUBLAS|CUFFT|CURAND) failure (\d+): (.+?)(?= ; |$)"
+_LOAD_FAILURE = r"Failed to load library (\S+) with error: ([^\n]+)"
+_NOT_FOUND = r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file"
+_NO_SYMBOL = r"undefined symbol: (\w+)"
 _VERSION = r"\d+(?:\.(?:\d+|\*))*"
-_NEEDS = re.compile(rf"Require (cuDNN {_VERSION} and CUDA {_VERSION}|cuDNN {_VERSION}|CUDA {_VERSION})")
-_SOURCE = re.compile(
+_NEEDS = rf"Require (cuDNN {_VERSION} and CUDA {_VERSION}|cuDNN {_VERSION}|CUDA {_VERSION})"
+_SOURCE = (
     r"(?<!\S)\S*/onnxruntime(?:_src)?/\S+:\d+ "
     r"(?:[^()]{0,400}::[^()]{0,400}\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? ?)?"
 )
-_LOG_LINE = re.compile(r"^\S+ \S+ \[([EWF]):onnxruntime:[^\]]*\] ")
-_ALLOCATION = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
+_LOG_LINE = r"^\S+ \S+ \[([EWF]):onnxruntime:[^\]]*\] "
+_ALLOCATION = r"Failed to allocate memory for requested buffer of size (\d+)"
 
 MAX_REASON = 400
 _LONGEST = 16 << 10
@@ -91,13 +91,13 @@ class Trial:
 
 def essence(text: str, limit: int = MAX_REASON) -> str:
     """The cause in a message of ONNX Runtime, as one line: the failure of a library rather than the way to it."""
-    text = _COLOUR.sub("", text[:_LONGEST]).strip()
-    if found := _LIBRARY_FAILURE.search(" ".join(text.split())):
+    text = re.sub(_COLOUR, "", text[:_LONGEST]).strip()
+    if found := re.search(_LIBRARY_FAILURE, " ".join(text.split())):
         call = re.search(r"expr=([^;]+?)\(", text)
         return f"{found[0]}{f' (in {call[1]})' if call else ''}"[:limit]
-    if found := _LOAD_FAILURE.search(text):
+    if found := re.search(_LOAD_FAILURE, text):
         return found[2].strip()[:limit]
-    plain = _SOURCE.sub("", _STATUS_PREFIX.sub("", text))
+    plain = re.sub(_SOURCE, "", re.sub(_STATUS_PREFIX, "", text))
     return " ".join(plain.split())[:limit]
 
 
@@ -122,7 +122,7 @@ def diagnose(trial: Trial) -> ProviderStatus:
 
 def needs_of(trial: Trial) -> str:
     """The versions that this build of ONNX Runtime wants, as it says itself; else those it was built for."""
-    if found := _NEEDS.search(trial.log):
+    if found := re.search(_NEEDS, trial.log):
         return found[1].replace(".*", "")
     return f"CUDA {trial.cuda}" if trial.cuda and trial.name in (CUDA_PROVIDER, TENSORRT_PROVIDER) else ""
 
@@ -147,12 +147,12 @@ def _why_unusable(trial: Trial) -> tuple[str, str]:
     if not trial.library_present:
         library = BY_NAME[trial.name].library
         return f"its library {library} is not in ONNX Runtime's folder", "install ONNX Runtime again"
-    missing = trial.missing or tuple(dict.fromkeys(_NOT_FOUND.findall(text)))
+    missing = trial.missing or tuple(dict.fromkeys(re.findall(_NOT_FOUND, text)))
     if missing:
         return _missing(missing), library_hint(missing, trial)
-    if found := _LIBRARY_FAILURE.search(" ".join(text.split())):
+    if found := re.search(_LIBRARY_FAILURE, " ".join(text.split())):
         return _device_failure(found[1], int(found[2]), essence(text), trial)
-    if found := _LOAD_FAILURE.search(_COLOUR.sub("", text)):
+    if found := re.search(_LOAD_FAILURE, re.sub(_COLOUR, "", text)):
         return _load_failure(found[2].strip(), trial)
     if trial.error:
         return essence(trial.error), _versions(trial)
@@ -179,7 +179,7 @@ def _versions(trial: Trial) -> str:
 
 def _load_failure(error: str, trial: Trial) -> tuple[str, str]:
     """The dynamic linker found every library, and one does not fit."""
-    if (symbol := _NO_SYMBOL.search(error)) and symbol[1].startswith("cu") and not symbol[1].startswith("cud"):
+    if (symbol := re.search(_NO_SYMBOL, error)) and symbol[1].startswith("cu") and not symbol[1].startswith("cud"):
         return (
             f"the driver's libcuda.so.1 lacks {symbol[1]}: it is older than this build needs, or only a stub",
             _driver_hint(trial),
@@ -242,7 +242,7 @@ _WITH_CUDA_SUFFIX = {
     "nvinfer": "tensorrt-cu{}-libs",
     "nvonnxparser": "tensorrt-cu{}-libs",
 }
-_SONAME = re.compile(r"lib(.+?)(?:_[a-z_0-9]+)?\.so(?:\.(\d+))?")
+_SONAME = r"lib(.+?)(?:_[a-z_0-9]+)?\.so(?:\.(\d+))?"
 
 
 def package_of(library: str, cuda: str) -> str | None:
@@ -252,7 +252,7 @@ def package_of(library: str, cuda: str) -> str | None:
         library: As the dynamic linker names it (`libcublas.so.13`).
         cuda: CUDA version that ONNX Runtime was built for ("13.0").
     """
-    found = _SONAME.match(library)
+    found = re.match(_SONAME, library)
     major = cuda.partition(".")[0]
     if found is None or not major.isdigit():
         return None
@@ -288,7 +288,7 @@ def library_hint(missing: tuple[str, ...], trial: Trial) -> str:
 
 def _log_lines(log: str) -> list[str]:
     """The errors and warnings of a log without time and source, errors first."""
-    matches = [(line, _LOG_LINE.match(line)) for line in _COLOUR.sub("", log).splitlines()]
+    matches = [(line, re.match(_LOG_LINE, line)) for line in re.sub(_COLOUR, "", log).splitlines()]
     found = [("FEW".index(match[1]), line[match.end() :]) for line, match in matches if match is not None]
     return [line for _, line in sorted(found, key=lambda pair: pair[0])]
 
@@ -324,12 +324,12 @@ def classify(kind: str, message: str, provider: str) -> Failure:
     cause = message.partition("Status Message:")[2] or message
     if kind == "DeviceReset":
         return Failure.DEVICE
-    library = _LIBRARY_FAILURE.search(" ".join(cause.split()))
+    library = re.search(_LIBRARY_FAILURE, " ".join(cause.split()))
     if any(mark in cause for mark in _MEMORY_MARKS) or (library and library[1] == "CUDA" and library[2] == "2"):
         return Failure.MEMORY
     if library is not None or kind in ("EPFail", "EngineError"):
         return Failure.DEVICE
-    if _ALLOCATION.search(cause):
+    if re.search(_ALLOCATION, cause):
         return Failure.MEMORY
     # Names of nodes come from the model and may hold any word, so only what follows them is searched.
     return Failure.DEVICE if any(mark in cause for mark in _DEVICE_MARKS) else Failure.RUN

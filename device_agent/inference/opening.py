@@ -6,13 +6,10 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from device_agent.inference.cache import CacheKey
-from device_agent.inference.machine import describe_machine
+from device_agent.config import usable_cpus
 from device_agent.inference.providers import (
     BY_NAME,
     CPU_PROVIDER,
-    OPENVINO_PROVIDER,
-    TENSORRT_PROVIDER,
     OptionSettings,
     ProviderStatus,
     check_policy,
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from device_agent.config import AgentConfig
-    from device_agent.inference.cache import Cache
     from edgeonnx.bundle import Bundle
     from edgeonnx.spec.manifest import Variant
     from edgeonnx.spec.selection import DeviceProfile
@@ -41,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("edgeonnx.agent")
 
-COMPILING = (TENSORRT_PROVIDER, OPENVINO_PROVIDER)
-"""Providers that compile a graph when it is loaded, and can keep the result."""
 NOT_LOADED = "the session does not have it after loading; the library's own message is on stderr"
 
 
@@ -82,56 +76,6 @@ def usable_here(config: AgentConfig, needed: Iterable[str] | None = None) -> tup
         order = tuple(name for name in order if name in wanted)
     settings = OptionSettings(gpu=runtime.gpu, gpu_memory_bytes=runtime.gpu_memory_bytes, threads=runtime.threads or 1)
     return probe_once(order, settings)
-
-
-class Compiled:
-    """What providers compile for the variants of a bundle, kept in the cache.
-
-    Args:
-        cache: The cache.
-        bundle: Digest of the bundle.
-        runtime: Version of ONNX Runtime.
-        gpu: Number of the GPU.
-    """
-
-    def __init__(self, cache: Cache, bundle: str, runtime: str, *, gpu: int = 0) -> None:
-        self._cache = cache
-        self._bundle = bundle
-        self._runtime = runtime
-        self._gpu = gpu
-        self._folders: dict[CacheKey, Path] = {}
-
-    def __call__(self, variant: Variant) -> Path | None:
-        """The folder for a variant's provider, with what was kept there; None if its provider compiles nothing."""
-        if variant.requirements.provider not in COMPILING or not self._cache.enabled:
-            return None
-        key = self.key(variant)
-        if key not in self._folders and (folder := self._cache.work_folder(key)) is not None:
-            self._folders[key] = folder
-        return self._folders.get(key)
-
-    def key(self, variant: Variant) -> CacheKey:
-        """What a variant's compiled work depends on."""
-        on_gpu = variant.requirements.provider == TENSORRT_PROVIDER
-        return CacheKey(
-            kind="engines",
-            bundle=self._bundle,
-            variant=variant.name,
-            runtime=self._runtime,
-            provider=variant.requirements.provider,
-            device=describe_machine(gpus=on_gpu).key(self._gpu if on_gpu else None),
-        )
-
-    def keep(self) -> None:
-        """Keep what was compiled so far: call it once the model is proven, and again when it is unloaded."""
-        for key, folder in self._folders.items():
-            self._cache.keep(key, folder)
-
-    def close(self) -> None:
-        """Keep what was compiled, and remove the folders. No session may use them any more."""
-        self.keep()
-        while self._folders:
-            self._cache.release(self._folders.popitem()[1])
 
 
 class Opener:
@@ -199,7 +143,7 @@ class Opener:
         while True:
             chosen, rejected = self._select(profile, unusable)
             provider = chosen.requirements.provider
-            session, reason = self._try(chosen, profile)
+            session, reason = self._try(chosen, profile, reopened=bool(lost))
             if session is not None:
                 self._check_signature(chosen, session)
                 return Opened(variant=chosen, session=session, not_used={**rejected, **failed})
@@ -235,10 +179,10 @@ class Opener:
             raise
         return selection.chosen, {name: say(name, reason) for name, reason in selection.rejected}
 
-    def _try(self, variant: Variant, profile: DeviceProfile) -> tuple[Session | None, str]:
+    def _try(self, variant: Variant, profile: DeviceProfile, *, reopened: bool) -> tuple[Session | None, str]:
         """Open a session on a variant: the session, or None and why its provider does not load it."""
         bundle, provider = self._bundle, variant.requirements.provider
-        settings = self.settings(variant)
+        settings = self._settings(variant, reopened=reopened)
         try:
             session = self._open_session(
                 bundle.model_path(bundle.manifest.entry, variant),
@@ -253,13 +197,17 @@ class Opener:
             return None, error.found or str(error)
         return (session, "") if provider in session.providers else (None, NOT_LOADED)
 
-    def settings(self, variant: Variant) -> OptionSettings:
+    def _settings(self, variant: Variant, *, reopened: bool) -> OptionSettings:
         """What the options of a variant's provider depend on."""
         runtime = self._config.runtime
+        threads = runtime.threads or 1
+        if reopened and variant.requirements.provider == CPU_PROVIDER:
+            # The runners were made for the lost device, usually one: on the CPU it must not leave cores idle.
+            threads = max(threads, usable_cpus() // (runtime.runners or 1))
         return OptionSettings(
             gpu=runtime.gpu,
             gpu_memory_bytes=runtime.gpu_memory_bytes,
-            threads=runtime.threads or 1,
+            threads=threads,
             cache=None if self._cache is None else self._cache(variant),
         )
 

@@ -10,22 +10,26 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_agent.inference.diagnosis import Trial, diagnose
 from device_agent.inference.machine import driver_version, is_jetson, nvidia_device_files, nvidia_hardware
 from device_agent.inference.providers import BY_NAME, OptionSettings, ProviderStatus, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from device_agent.inference.diagnosis import Trial
+
 TRIAL_SECONDS = 120.0
 """A GPU that has slept may take many seconds to answer, and CUDA may compile its kernels for it at the first use."""
 MAX_LOG = 64 << 10
+
+_FOUND: dict[tuple[str, OptionSettings], ProviderStatus] = {}
+_FIRST = threading.Lock()
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PROGRAM = "import sys; sys.path.append({root!r}); from device_agent.inference.trial import main; main({argument!r})"
@@ -41,25 +45,32 @@ def probe(names: Sequence[str], settings: OptionSettings) -> tuple[ProviderStatu
     Returns:
         One status for each, in the same order, with the options that it will be given.
     """
-    if all(BY_NAME[name].library is None for name in names):
-        trials = [try_provider(name, settings) for name in names]
-    else:
+    to_try = [name for name in names if BY_NAME[name].library is not None]
+    found = {name: ProviderStatus(name=name, usable=True) for name in names}
+    if to_try:
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(max_workers=len(names)) as pool:
-            trials = list(pool.map(lambda name: try_provider(name, settings), names))
-    return tuple(replace(diagnose(trial), options=options_of(trial.name, settings)) for trial in trials)
+        from device_agent.inference.diagnosis import diagnose
+
+        with ThreadPoolExecutor(max_workers=len(to_try)) as pool:
+            for trial in pool.map(lambda name: try_provider(name, settings), to_try):
+                found[trial.name] = diagnose(trial)
+    return tuple(replace(found[name], options=options_of(name, settings)) for name in names)
 
 
-@lru_cache(maxsize=16)
-def probe_once(names: tuple[str, ...], settings: OptionSettings) -> tuple[ProviderStatus, ...]:
-    """As `probe`, but once in the life of the process: several models ask the same."""
-    return probe(names, settings)
+def probe_once(names: Sequence[str], settings: OptionSettings) -> tuple[ProviderStatus, ...]:
+    """As `probe`, but each provider is tried once in the life of the process: several models ask the same."""
+    with _FIRST:
+        unknown = [name for name in names if (name, settings) not in _FOUND]
+        _FOUND.update({(status.name, settings): status for status in probe(unknown, settings)})
+        return tuple(_FOUND[name, settings] for name in names)
 
 
 def try_provider(name: str, settings: OptionSettings) -> Trial:
-    """Try one provider, in a process of its own if its library is one of its own."""
+    """Try one provider with a library of its own, in a process of its own."""
     import onnxruntime as ort
+
+    from device_agent.inference.diagnosis import Trial
 
     trial = Trial(
         name=name,
@@ -73,10 +84,8 @@ def try_provider(name: str, settings: OptionSettings) -> Trial:
         jetson=is_jetson(),
     )
     library = BY_NAME[name].library
-    if not trial.built_in:
+    if not trial.built_in or library is None:
         return trial
-    if library is None:
-        return replace(trial, loaded=(name,))
     path = Path(ort.__file__).parent / "capi" / library
     options = {option: value for option, value, _ in options_of(name, replace(settings, cache=None))}
     trial = _run_trial(trial, {**options, **dict(BY_NAME[name].trial)})

@@ -15,8 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from edgeonnx_ext import Padding
-    from edgeonnx_ext.text import Tokenized
+    from edgeonnx_ext import Padding, Tokenized
     from numpy.typing import NDArray
 
     from edgeonnx.spec.tensor import ModelSignature, TensorSpec
@@ -206,22 +205,27 @@ def merge(parts: Sequence[Part], lengths: Ids, per_token: Collection[str] | None
         Outputs by name as `Answer.outputs` describes them. What came whole from one run is not copied.
     """
     merged: dict[str, Array] = {}
-    longest = int(lengths.max())
     for name, first in parts[0].outputs.items():
-        if not (first.ndim == 3 if per_token is None else name in per_token):
+        if first.ndim == 3 if per_token is None else name in per_token:
+            merged[name] = _placed_tokens(name, first, parts, lengths)
+        else:
             merged[name] = first if len(parts) == 1 else _placed(name, first, parts, len(lengths))
-            continue
-        alone = len(parts) == 1 and first.shape[1] == longest and first.flags.writeable
-        whole = first if alone else np.zeros((len(lengths), longest, *first.shape[2:]), dtype=first.dtype)
-        for part in parts:
-            value = part.outputs[name]
-            for at, row in enumerate(part.rows):
-                if alone:
-                    whole[row, lengths[row] :] = 0
-                else:
-                    whole[row, : lengths[row]] = value[at, : lengths[row]]
-        merged[name] = whole
     return merged
+
+
+def _placed_tokens(name: str, first: Array, parts: Sequence[Part], lengths: Ids) -> Array:
+    """One output that has a value for each token: zeros behind the end of a row, whatever the runtime put there."""
+    longest = int(lengths.max())
+    if len(parts) == 1 and first.shape[1] == longest and first.flags.writeable:
+        for row, length in enumerate(lengths):
+            first[row, length:] = 0
+        return first
+    whole = np.zeros((len(lengths), longest, *first.shape[2:]), dtype=first.dtype)
+    for part in parts:
+        value = part.outputs[name]
+        for at, row in enumerate(part.rows):
+            whole[row, : lengths[row]] = value[at, : lengths[row]]
+    return whole
 
 
 def _placed(name: str, first: Array, parts: Sequence[Part], rows: int) -> Array:

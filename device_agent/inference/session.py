@@ -2,8 +2,9 @@
 
 Nothing outside `device_agent.inference` imports onnxruntime, so that what a session may do is decided here alone.
 
-Graphs are optimized when a session is opened (level "all"), and the result is not stored: for MiniLM a stored graph
-would open 4 ms sooner in int8 and 1 ms in fp32 (`bench/binding.py`), because what is slow was done on the build host.
+Graphs are optimized when a session is opened (level "all"), and the result is not stored: a stored graph of MiniLM
+opens 6 ms sooner in int8 (19 of 25 ms) and 2 ms in fp32 (`bench/binding.py`), because what is slow was done on the
+build host.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ import onnxruntime as ort
 
 from device_agent.inference.assignment import Assignment
 from device_agent.inference.binding import Binding, bindable, host_memory
-from device_agent.inference.diagnosis import Failure, classify, essence
 from device_agent.inference.providers import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT_PROVIDER
-from device_agent.inference.trial import preload
 from edgeonnx.errors import InferenceError, InvalidRequestError, ProviderLostError, RuntimeUnavailableError
 from edgeonnx.spec.manifest import EXTERNAL_FOLDER_OPTION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -83,8 +82,7 @@ class Session:
         ort.set_default_logger_severity(_ERRORS_ONLY)
         if plan is None:
             plan = [(name, {}) for name in dict.fromkeys((provider, CPU_PROVIDER))]
-        for name, _ in plan:
-            preload(name)
+        _preload(name for name, _ in plan)
         try:
             # Without `enable_fallback=0` ONNX Runtime would, on a failure, silently go on without the provider: here,
             # and again in the middle of a run.
@@ -167,8 +165,19 @@ class Session:
         return binding
 
 
+def _preload(providers: Iterable[str]) -> None:
+    """Load the libraries of a GPU's providers that Python packages bring."""
+    if needed := [name for name in providers if name in _ON_GPU]:
+        from device_agent.inference.trial import preload
+
+        for name in needed:
+            preload(name)
+
+
 def failure_of(error: Exception, provider: str) -> InvalidRequestError | InferenceError:
     """Our error for what ONNX Runtime raised in a run on a provider; see `diagnosis.classify`."""
+    from device_agent.inference.diagnosis import Failure, classify
+
     found = explain(error)
     failure = classify(type(error).__name__, str(error), provider)
     if failure is Failure.INPUTS:
@@ -211,6 +220,8 @@ def _version_hint(version: str) -> str:
 
 def explain(error: Exception) -> str:
     """The cause in an exception of ONNX Runtime, as one line of at most 400 characters."""
+    from device_agent.inference.diagnosis import essence  # only failures need it, and starts should be quick
+
     return essence(str(error)) or type(error).__name__
 
 

@@ -14,6 +14,8 @@ from edgeonnx.errors import InvalidRequestError, ManifestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edgeonnx_ext import Truncation
+
     from device_agent.inference.rows import Ids
     from edgeonnx.spec.manifest import TextProcessing
 
@@ -63,18 +65,26 @@ class TextPath:
         """The tokenizer that does the work, such as `wordpiece-native` or `tokenizers`; see `TextEncoder.backend`."""
         return str(self._encoder.backend)
 
-    def rows(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> TextRows:
+    @property
+    def truncation(self) -> Truncation:
+        """How rows are cut that are longer than the model reads."""
+        return self._encoder.truncation
+
+    def rows(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, truncation: Truncation | None = None
+    ) -> TextRows:
         """Tokenize: one row a text.
 
         Args:
             texts: At least one text.
             pairs: The second text of each row, for tasks that take two.
+            truncation: How rows are cut this time; None: as the model's tokenizer cuts them.
 
         Raises:
             InvalidRequestError: A text cannot be encoded (a lone surrogate).
         """
         try:
-            return TextRows(self._encoder.tokenize(texts, pairs), self.padding)
+            return TextRows(self._encoder.tokenize(texts, pairs, truncation=truncation), self.padding)
         except ValueError as error:
             raise InvalidRequestError("a text cannot be encoded", where="text", found=str(error)) from None
 

@@ -45,7 +45,7 @@ from edgeonnx_ext.sampling import SamplingParameters
 from edgeonnx_ext.sections import AddedToken
 from edgeonnx_ext.spans import Aggregation, Entity, aggregate, wordpiece_subwords
 from edgeonnx_ext.templates import TemplatePiece
-from edgeonnx_ext.text import EncodedRows, TextBatch, TextEncoder, open_text_encoder
+from edgeonnx_ext.text import EncodedRows, TextBatch, TextEncoder, Tokenized, open_text_encoder
 from edgeonnx_ext.wordpiece import WordPieceModel
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "TemplatePiece",
     "TextBatch",
     "TextEncoder",
+    "Tokenized",
     "TokenizerDataError",
     "Truncation",
     "UnknownTokenizerError",

@@ -131,6 +131,7 @@ class TextEncoder:
         backend: What tokenizes: "wordpiece-native", "wordpiece-reference", "bpe-native", "bpe-reference" or
             "tokenizers".
         reason: Why the `tokenizers` library does it; None for the kernels.
+        truncation: How rows are cut that are too long.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class TextEncoder:
         reason: str | None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._truncation = truncation
+        self.truncation = truncation
         self._padding = padding
         self._prefix = prefix
         self.backend = backend
@@ -155,6 +156,7 @@ class TextEncoder:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         *,
+        truncation: Truncation | None = None,
         offsets: bool = False,
         threads: int = 1,
     ) -> Tokenized:
@@ -163,6 +165,7 @@ class TextEncoder:
         Args:
             texts: At least one text; the first of each pair. An empty text gives the special tokens alone.
             pairs: The second of each pair, or None.
+            truncation: How rows are cut this time; None: as the encoder was opened.
             offsets: Whether the characters of each token are kept. They count from the start of the prefix.
             threads: Most threads among which the texts are divided.
 
@@ -174,7 +177,9 @@ class TextEncoder:
             ValueError: No texts, another number of pairs, or a lone surrogate (the message names row and position).
         """
         items, seconds = self._with_prefix(texts, pairs)
-        return self._tokenizer.tokenize(items, seconds, truncation=self._truncation, offsets=offsets, threads=threads)
+        return self._tokenizer.tokenize(
+            items, seconds, truncation=truncation or self.truncation, offsets=offsets, threads=threads
+        )
 
     def encode(
         self,

@@ -177,7 +177,7 @@ def test_two_threads_may_import_the_agent_at_once() -> None:
         "first = threading.Thread(target=load, args=('edgeonnx_ext',))\n"
         "first.start()\n"
         "inside.wait()\n"
-        "load('device_agent.inference.processing')\n"
+        "load('device_agent.inference.text')\n"
         "first.join()\n"
         "sys.exit('; '.join(failures) or 0)\n"
     )

@@ -6,6 +6,8 @@ model runs on the CPU. It needs an environment of its own, because onnxruntime a
     python -m venv gpu && gpu/bin/pip install onnxruntime-gpu numpy typer rich tokenizers starlette uvicorn httptools \
         orjson prometheus-client
     EDGEONNX_GPU_PYTHON=gpu/bin/python pytest tests/integration/test_providers.py
+
+The same with onnxruntime-openvino and EDGEONNX_OPENVINO_PYTHON has a second provider that really computes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from device_agent.inference.machine import nvidia_hardware
 from tests.support import agent, bundles
 
 GPU_PYTHON = os.environ.get("EDGEONNX_GPU_PYTHON", "")
+OPENVINO_PYTHON = os.environ.get("EDGEONNX_OPENVINO_PYTHON", "")
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
 
 without_cuda = pytest.mark.skipif(
     not GPU_PYTHON or nvidia_hardware(),
@@ -110,3 +114,21 @@ def test_the_agent_refuses_where_the_operator_says_so(bundle: Path, monkeypatch:
     assert "runtime.policy is refuse" in done.stderr
     assert "libnvinfer.so" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(
+    not OPENVINO_PYTHON, reason="needs EDGEONNX_OPENVINO_PYTHON, an interpreter with onnxruntime-openvino"
+)
+@pytest.mark.slow
+def test_a_second_provider_that_really_computes(tmp_path: Path) -> None:
+    # All tensors are inline: onnxruntime-openvino lags behind the release that opens them from a folder.
+    variants = tuple(bundles.TinyVariant(provider=provider, external=()) for provider in (OPENVINO, CPU))
+    bundle = bundles.make_bundle(tmp_path, variants=variants)
+    done = doctor("--bundle", str(bundle), "--json", python=OPENVINO_PYTHON)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert by_name(report)[OPENVINO]["usable"]
+    assert "install onnxruntime-gpu in place of onnxruntime-openvino" in by_name(report)[CUDA]["hint"]
+    (loaded,) = report["bundles"]
+    assert (loaded["variant"], loaded["provider"]) == ("openvino-fp32", OPENVINO)
+    assert loaded["assignment"][OPENVINO]["share"] > 0.5

@@ -37,7 +37,7 @@ def overrides(draw: st.DrawFn) -> dict[str, object]:
     return {key: draw(values(all_settings()[key])) for key in chosen}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(overrides())
 def test_settings_survive_being_printed_and_read(given_values: dict[str, object]) -> None:
     try:

@@ -10,9 +10,10 @@ import pytest
 
 from device_agent import loading, memory
 from device_agent.config import AgentConfig, RuntimeConfig
+from device_agent.engines import likely_variant, open_engine
 from device_agent.inference.providers import CPU_PROVIDER, ProviderStatus
 from device_agent.inference.session import Session
-from device_agent.loading import LoadedModel, likely_variant, load_model, log_kernels, open_engine
+from device_agent.loading import LoadedModel, load_model, log_kernels
 from edgeonnx.bundle import Verifier, open_bundle
 from edgeonnx.errors import (
     GoldenSetError,
@@ -171,7 +172,7 @@ def test_each_cpu_gets_the_variant_that_is_right_on_it_and_is_told_why(
     lines = [record.message for record in caplog.records]
     precision = serves.removeprefix("cpu-")
     assert lines[0].startswith(
-        f"tiny 1.0.0: variant {serves} ({precision}) serves on CPUExecutionProvider, 1 runners, "
+        f"tiny 1.0.0: variant {serves} ({precision}) serves on CPUExecutionProvider, 1 runners of 1 threads "
     )
     assert lines[1:] == [f"tiny 1.0.0: variant {name} is not used: {reason}" for name, reason in not_used.items()]
     assert loaded.variants() == tuple(

@@ -73,10 +73,14 @@ def test_a_message_is_one_line_whatever_it_holds(message: str) -> None:
     assert json.loads(line)["logger"] == "edgeonnx.x"
 
 
+async def failing(message: str) -> None:
+    raise ValueError(message)
+
+
 def test_a_traceback_cannot_look_like_a_line_of_its_own() -> None:
     forged = "x\n2026-01-01T00:00:00.000Z INFO edgeonnx.agent: forged\x1b[2J"
     try:
-        int(forged)
+        asyncio.run(failing(forged))
     except ValueError as error:
         text = TextFormatter().format(record("failed", error))
         fields = json.loads(JsonFormatter().format(record("failed", error)))

@@ -281,7 +281,7 @@ def test_a_type_that_is_no_setting() -> None:
 
 def test_annotations_say_what_a_setting_may_be() -> None:
     port: Setting = all_settings()["server.grpc_port"]
-    assert (port.kind, port.optional, port.many) == (int, True, False)
+    assert (port.kind, port.many, port.default) == (int, False, None)
     assert port.range is not None
     assert (port.range.least, port.most) == (0, 65535)
     assert all_settings()["log.format"].words == ("text", "json")

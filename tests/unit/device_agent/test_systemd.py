@@ -101,12 +101,15 @@ def test_a_systemd_that_is_gone_is_a_warning(tmp_path: Path, caplog: pytest.LogC
         ({"a": Work(True, 1)}, {"a": Work(False, 1)}, []),
         ({"a": Work(True, 1)}, {}, []),
         ({"a": Work(True, 1), "b": Work(True, 1)}, {"a": Work(True, 1), "b": Work(True, 2)}, ["a"]),
+        ({"a": Work(True, 1, 0.5)}, {"a": Work(True, 1, 1.5)}, ["a"]),
+        ({"a": Work(True, 1, 1.0)}, {"a": Work(True, 2, 2.0)}, []),
+        ({"a": Work(True, 1, 1.5)}, {"a": Work(True, 2, 2.5)}, ["a"]),
     ],
 )
-def test_stuck_is_who_had_work_and_finished_nothing(
+def test_stuck_is_who_had_work_and_finished_nothing_or_runs_for_too_long(
     before: dict[str, Work], now: dict[str, Work], found: list[str]
 ) -> None:
-    assert stuck(before, now) == found
+    assert stuck(before, now, most_seconds=2.0) == found
 
 
 def watched(systemd: socket.socket, looks: list[Work], seconds: float = 0.03) -> list[str]:

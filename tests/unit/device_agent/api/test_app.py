@@ -58,7 +58,7 @@ def test_models_as_openai_lists_them(connect) -> None:
     assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/", "/nope", "/v2/", "/v2/models", "/v2/models/tiny/infer/", "/docs"])
+@pytest.mark.parametrize("path", ["/nope", "/v2/", "/v2/models", "/v2/models/tiny/infer/", "/docs"])
 def test_an_unknown_route(connect, path: str) -> None:
     response = connect().get(path)
     assert response.status_code in (404, 405)
@@ -131,3 +131,10 @@ def test_embeddings_only_from_an_embedding_model(connect) -> None:
     error = response.json()["error"]
     assert error["param"] == "model"
     assert "expected a model for the task embedding; found text-classification" in error["message"]
+
+
+def test_a_wrong_method_is_told_all_right_ones(connect) -> None:
+    """A path that takes GET and POST names both, not the first alone."""
+    response = connect().put("/v2/logging")
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}

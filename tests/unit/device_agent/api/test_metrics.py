@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
 from device_agent.api.exposition import TRITON_DURATIONS, escape, parse_memory, triton_family
 from device_agent.api.metrics import (
+    CONTENT_TYPE,
     REASONS,
     TRITON_REASONS,
     CpuMeter,
@@ -206,6 +208,10 @@ def test_a_model_that_is_gone_is_forgotten(loaded_models: LoadTiny) -> None:
     text = rendered(metrics, one, other)
     assert value(text, "nv_inference_request_success", model="tiny", version="1.0.0") == 1
     assert value(text, "nv_inference_request_success", model="other", version="1.0.0") == 0
+
+
+def test_the_content_type_is_the_libraries_own() -> None:
+    assert CONTENT_TYPE == CONTENT_TYPE_PLAIN_0_0_4
 
 
 def test_labels_are_escaped() -> None:

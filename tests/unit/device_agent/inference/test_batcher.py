@@ -281,9 +281,9 @@ def test_a_request_whose_time_is_over_is_not_run_although_the_event_loop_was_too
     async def scenario(batcher: Batcher) -> None:
         await occupied(batcher, engine)
         late, other = batcher.submit(rows_of([7]), seconds=0.02), batcher.submit(rows_of([8]))
-        time.sleep(0.05)  # noqa: ASYNC251 - the busy event loop
+        time.sleep(0.05)
         engine.release()
-        time.sleep(0.05)  # noqa: ASYNC251 - the runner comes for the next batch meanwhile
+        time.sleep(0.05)
         assert engine.batches[1:] == [[[8]]]
         await other.future
         with pytest.raises(DeadlineExceededError):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from device_agent.config import AgentConfig, RuntimeConfig
-from device_agent.inference import probing
+from device_agent.inference import opening, probing
 from device_agent.inference.assignment import Assignment
 from device_agent.inference.cache import Cache
+from device_agent.inference.compiled import Compiled
 from device_agent.inference.engine import Engine
-from device_agent.inference.opening import NOT_LOADED, Compiled, Opener, usable_here
+from device_agent.inference.opening import NOT_LOADED, Opener, usable_here
 from device_agent.inference.providers import OptionSettings, ProviderStatus
 from device_agent.inference.session import Session
 from edgeonnx.bundle import Bundle, open_bundle
@@ -182,6 +183,17 @@ def test_an_engine_falls_back_to_the_variant_made_for_the_next_provider(bundle: 
     }
 
 
+def test_the_cpu_that_takes_over_uses_the_cores_that_one_runner_would_leave_idle(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "usable_cpus", lambda: 6)
+    lost = {TENSORRT: "x", CUDA: "x"}
+    for runtime, first, reopened in (({}, 1, 6), ({"runners": 2}, 1, 3), ({"runners": 8, "threads": 2}, 2, 2)):
+        order = statuses()[2:]
+        opener = Opener(bundle, config(**runtime), order, open_session=Fakes())  # type: ignore[arg-type]
+        assert (opener().session.threads, opener(lost).session.threads) == (first, reopened)
+
+
 def test_only_what_a_bundle_needs_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -206,26 +218,6 @@ def test_this_machine_really_serves(bundle: Bundle) -> None:
     opened = Opener(bundle, CONFIG, usable_here(CONFIG))()
     assert opened.variant.name == "cpu-fp32"
     assert opened.session.assignment.share(CPU) == 1.0
-
-
-def test_what_a_provider_compiles_is_there_at_the_next_load(bundle: Bundle, tmp_path: Path) -> None:
-    variants = {variant.name: variant for variant in bundle.manifest.entry_component.variants}
-    tensorrt, cpu = variants["tensorrt-fp32"], variants["cpu-fp32"]
-    first = Compiled(Cache(tmp_path), bundle.digest, "1.32.0")
-    assert first(cpu) is None
-    folder = first(tensorrt)
-    assert folder is not None
-    assert folder == first(tensorrt)
-    (folder / "graph.engine").write_bytes(b"engine")
-    first.close()
-    assert not folder.exists()
-    again = Compiled(Cache(tmp_path), bundle.digest, "1.32.0")
-    found = again(tensorrt)
-    assert found is not None
-    assert (found / "graph.engine").read_bytes() == b"engine"
-    other = Compiled(Cache(tmp_path), bundle.digest, "1.33.0")(tensorrt)
-    assert other is not None
-    assert list(other.iterdir()) == []
 
 
 def test_the_folder_reaches_the_options_of_the_provider(bundle: Bundle, tmp_path: Path) -> None:

@@ -150,9 +150,9 @@ def test_each_way_is_measured_with_its_runners_and_threads() -> None:
     assert [(each.runners, each.threads) for each in measured] == plan.candidates(2)
     assert [engines[threads].most for threads in (1, 2)] == [2, 1]
     assert max(engines[1].rows) * 25 <= 512
-    assert measured[0].tokens_per_second > 1.3 * measured[1].tokens_per_second
-    assert measured[1].solo_seconds < measured[0].solo_seconds
-    assert chosen(*measured) == (2, 1)
+    # Two at 20 against one at 15: 1.33 times as much; with one runner counted it would be 0.67.
+    assert measured[0].tokens_per_second > 0.9 * measured[1].tokens_per_second
+    assert measured[0].solo_seconds >= 25 * 20e-6
 
 
 def test_a_slow_model_is_measured_with_small_batches() -> None:

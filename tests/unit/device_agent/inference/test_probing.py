@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from device_agent.inference import probing
 from device_agent.inference.diagnosis import Trial
 from device_agent.inference.probing import missing_libraries, parse_trace, probe, try_provider
-from device_agent.inference.providers import PREFERENCE, OptionSettings
+from device_agent.inference.providers import PREFERENCE, OptionSettings, ProviderStatus
 from device_agent.inference.trial import GRAPH, attempt, package_folders
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -58,7 +59,7 @@ def test_a_trial_that_computes_nonsense_is_no_success(monkeypatch: pytest.Monkey
     assert "wrong product" in str(attempt(CUDA, {})["error"])
 
 
-def test_where_every_provider_is_the_runtimes_own_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_providers_that_are_not_built_in_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
     statuses = probe(PREFERENCE, OptionSettings())
     assert [status.name for status in statuses] == list(PREFERENCE)
@@ -66,9 +67,31 @@ def test_where_every_provider_is_the_runtimes_own_no_process_is_started(monkeypa
     assert all(status.reason for status in statuses if not status.usable)
 
 
+def test_the_cpu_alone_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "try_provider", lambda *_: pytest.fail("it was tried"))
+    (status,) = probe((CPU,), OptionSettings())
+    assert (status.name, status.usable, status.reason) == (CPU, True, "")
+
+
 def test_options_are_reported_with_their_reasons() -> None:
     (status,) = probe((CUDA,), OptionSettings(gpu=3))
     assert ("device_id", "3", "the GPU that the operator chose") in status.options
+
+
+def test_a_provider_is_tried_once_in_the_life_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fake(names: Sequence[str], settings: OptionSettings) -> tuple[ProviderStatus, ...]:
+        tried.extend(names)
+        return tuple(ProviderStatus(name=name, usable=True) for name in names)
+
+    monkeypatch.setattr(probing, "_FOUND", {})
+    monkeypatch.setattr(probing, "probe", fake)
+    for names in ((CUDA, CPU), (CPU,), (CPU, CUDA, "OpenVINOExecutionProvider")):
+        assert [status.name for status in probing.probe_once(names, OptionSettings())] == list(names)
+    assert tried == [CUDA, CPU, "OpenVINOExecutionProvider"]
+    probing.probe_once((CUDA,), OptionSettings(gpu=1))
+    assert tried[3:] == [CUDA]
 
 
 def run_program(monkeypatch: pytest.MonkeyPatch, program: str, timeout: float = 20.0) -> Trial:
