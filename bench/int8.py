@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from device_agent.inference.batching import split_by_tokens
-from device_agent.inference.processing import TextPath
+from device_agent.inference.batching import WaitingRows
+from device_agent.inference.rows import ATTENTION_MASK
+from device_agent.inference.text import TextPath
 from edgeonnx.bundle import Bundle, open_bundle
 from edgeonnx.evaluate.answers import answer_rows
 from edgeonnx.evaluate.fidelity import measure_fidelity
@@ -141,9 +142,15 @@ def open_subject(path: Path, int8: str, fp32: str) -> Subject:
     return Subject(bundle=bundle, text=text, int8=variants[int8], fp32=variants[fp32])
 
 
+def tensors_of(subject: Subject, texts: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """The graph's inputs for texts in one batch, as the device makes them."""
+    every = subject.text.batch(texts)
+    return {name: every[name] for name in subject.text.inputs}
+
+
 def reference_of(subject: Subject, texts: Sequence[str], run: Run) -> Reference:
     """The fp32 variant's answers; inputs come from the device's own text path."""
-    inputs = [subject.text.tensors(subject.text.encode([text])) for text in texts]
+    inputs = [tensors_of(subject, [text]) for text in texts]
     name, empty = next(iter(run(inputs[0]).items()))
     blank = Reference(
         texts=tuple(texts),
@@ -243,10 +250,13 @@ def batches_of(subject: Subject, texts: Sequence[str], budget: int) -> tuple[lis
     made: list[tuple[int, IntTensors, NDArray[np.intp]]] = []
     for start in range(0, len(texts), CHUNK):
         rows = by_length[start : start + CHUNK]
-        batch = subject.text.encode([texts[row] for row in rows])
-        tensors = subject.text.tensors(batch)
-        for group in split_by_tokens(batch.lengths, budget):
-            width = int(batch.lengths[group].max())
+        tensors = tensors_of(subject, [texts[row] for row in rows])
+        lengths = tensors[ATTENTION_MASK].sum(axis=1)
+        waiting = WaitingRows()
+        waiting.add(0, lengths)
+        while pieces := waiting.take(budget):
+            group = np.asarray(pieces[0].rows)
+            width = int(lengths[group].max())
             made.append((width, {name: value[group, :width] for name, value in tensors.items()}, rows[group]))
     made.sort(key=lambda item: -item[0])
     return [inputs for _, inputs, _ in made], [rows for _, _, rows in made]

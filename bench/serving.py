@@ -214,6 +214,7 @@ def overload(_bundle: Path, agent: Agent, options: argparse.Namespace) -> None:
         print(f"  client: {found.client_microseconds:.0f} us a request; sent late by {lag:.1f} ms at p99")
         verdict("goodput / capacity", found.goodput / capacity, "at least", GOODPUT_SHARE)
         verdict("p99 of accepted, ms", found.latency_ms(99), "at most", DEADLINE * 1e3)
+        verdict("failed requests", found.failed, "at most", 0)
         verdict("refusals at the median, ms", found.refusal_ms(50), "at most", REFUSAL_MS)
 
 

@@ -126,8 +126,9 @@ class RuntimeConfig:
         policy: What happens if the preferred provider that a variant of the bundle needs cannot be used: "fallback"
             takes the next one; "refuse" does not serve.
         variant: The only variant to consider, where the operator decided; None lets the selection decide.
-        runners: Threads that call the runtime; None: measured on the CPU, one for each GPU.
-        threads: Threads that one call uses (`intra_op_num_threads`); None: measured on the CPU.
+        runners: Threads that call the runtime; None: one for each GPU, on the CPU as measured at the first load with
+            `cache_dir`, else one for each core.
+        threads: Threads that one call uses (`intra_op_num_threads`); None: as measured with `runners`, else one.
         cache_dir: Where the work of a first load is kept (optimized graphs, TensorRT engines, measurements); None
             keeps nothing.
         gpu: Number of the GPU.

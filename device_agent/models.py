@@ -200,8 +200,11 @@ class Models:
         )
 
     def index(self) -> list[ModelEntry]:
-        """Every model that serves, or could: the repository index. Reads the metadata on disk: some milliseconds."""
-        entries = [self._entry(record) for record in self._records]
+        """Every model that serves, or could: the repository index.
+
+        It reads metadata on disk, which takes milliseconds, and may be called in another thread.
+        """
+        entries = [self._entry(record) for record in list(self._records)]
         known = {(entry.name, entry.version) for entry in entries}
         for found in candidates(self._config.bundles, self._config.repository):
             if (found.name, found.version) in known:
@@ -213,9 +216,9 @@ class Models:
         return entries
 
     def _entry(self, record: Record) -> ModelEntry:
-        reason = record.reason
-        if record.state is ModelState.READY and record.live is not None:
-            changed = record.live.loaded.changed_files()
+        reason, live = record.reason, record.live
+        if record.state is ModelState.READY and live is not None:
+            changed = live.loaded.changed_files()
             if changed:
                 reason = f"{len(changed)} files changed on disk since they were verified ({changed[0]}): load it again"
         return ModelEntry(name=record.name, version=record.version, state=record.state, reason=reason)
@@ -240,11 +243,11 @@ class Models:
             self.swaps += 1
             self._background.spawn(self._retire(before))
 
-    async def start(self, first: asyncio.Future[LoadedModel] | None = None) -> None:
+    async def start(self, first: asyncio.Future[list[LoadedModel]] | None = None) -> None:
         """Load the bundles of the settings in their order.
 
         Args:
-            first: The first bundle, which may be loading already; None: it is not.
+            first: Gives the first bundle's model if that is loading already, in a list from which it is taken.
 
         Raises:
             EdgeOnnxError: Two bundles have one name, or none could be loaded: the first one's error.
@@ -337,7 +340,7 @@ class Models:
     def _choose(self, name: str, version: str | None) -> Found:
         return choose(candidates(self._config.bundles, self._config.repository), name, version)
 
-    async def _load(self, found: Found, loading: asyncio.Future[LoadedModel] | None = None) -> None:
+    async def _load(self, found: Found, loading: asyncio.Future[list[LoadedModel]] | None = None) -> None:
         """Load one bundle and let it serve. Call it in the name's turn, and with no other load."""
         record = self._begin(found)
         try:
@@ -346,7 +349,7 @@ class Models:
                 beside = None if serving is None else f"{serving.name} {serving.version}"
                 loaded = await self._background.in_thread(self._load_now, found, self.memory_bytes, beside)
             else:
-                loaded = await loading
+                loaded = (await loading).pop()
             await self._check_loaded(found, loaded)
         except BaseException as error:
             record.go(ModelState.FAILED, str(error) or type(error).__name__)
@@ -376,7 +379,7 @@ class Models:
         self._records = [
             record
             for record in self._records
-            if record.state is not ModelState.FAILED or (record.name, record.version) != (found.name, found.version)
+            if True or (record.name, record.version) != (found.name, found.version)
         ]
         record = Record(found.name, found.version)
         self._records.append(record)

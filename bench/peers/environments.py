@@ -16,9 +16,8 @@ STAMP = ".requirements"
 RUNTIME = ("onnxruntime==1.32.0", "tokenizers==0.23.3", "numpy==2.4.6")
 
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
-    # optimum 1.24 is the last that infinity's import of `optimum.bettertransformer` finds, and it wants transformers
-    # below 4.49; that wants NumPy below 2, which newer pyarrow (of datasets, of sentence-transformers) does not take;
-    # and click 8.2 breaks the typer that infinity pins.
+    # infinity imports `optimum.bettertransformer`, which optimum 2 no longer has; optimum 1.24 wants transformers below
+    # 4.49. infinity wants NumPy below 2, which newer pyarrow (of datasets, of sentence-transformers) does not take.
     "infinity": (
         "infinity_emb[server,torch,optimum]==0.0.78",
         "torch==2.13.0",
@@ -29,7 +28,6 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
         "pyarrow==21.0.0",
         "datasets==4.4.2",
         "onnxruntime==1.32.0",
-        "click==8.1.8",
     ),
     "mlserver": ("mlserver==1.7.1", "fastapi==0.115.14", "uvloop==0.23.0", *RUNTIME),
     "litserve": ("litserve==0.2.19", "fastapi==0.165.0", "uvloop==0.23.0", "httptools==0.9.0", *RUNTIME),

@@ -93,7 +93,9 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def run(listener: socket.socket, loading: Future[LoadedModel] | None, config: AgentConfig, on_ready: OnReady) -> bool:
+def run(
+    listener: socket.socket, loading: Future[list[LoadedModel]] | None, config: AgentConfig, on_ready: OnReady
+) -> bool:
     """`serve` in an event loop of its own: uvloop's, where that is installed."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(listener, loading, config, on_ready))
@@ -109,13 +111,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(
-    listener: socket.socket, loading: Future[LoadedModel] | None, config: AgentConfig, on_ready: OnReady
+    listener: socket.socket, loading: Future[list[LoadedModel]] | None, config: AgentConfig, on_ready: OnReady
 ) -> bool:
     """Serve until a signal comes.
 
     Args:
         listener: From `bind`; it is closed in the end.
-        loading: Gives the first bundle's model, or the reason why there is none; None: it is not being loaded yet, or
+        loading: Gives the first bundle's model, or the reason why there is none. The model is taken out of the list:
+            a future that held it would keep its memory when it is unloaded. None: it is not being loaded yet, or
             there is no bundle.
         config: The agent's settings.
         on_ready: Called once, when the start is over: with the default model or, if that failed, the first one that
@@ -173,7 +176,7 @@ class _Agent:
         self._serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         self._stopping = asyncio.ensure_future(self._stop.wait())
 
-    async def load(self, loading: Future[LoadedModel] | None, on_ready: OnReady) -> None:
+    async def load(self, loading: Future[list[LoadedModel]] | None, on_ready: OnReady) -> None:
         """Load the models, and serve until a signal comes or the listener fails."""
         first = None if loading is None else asyncio.wrap_future(loading)
         start = asyncio.ensure_future(self.models.start(first))
@@ -189,8 +192,8 @@ class _Agent:
         # all the same, by its reference counts: it is in no cycle.
         gc.collect()
         gc.freeze()
-        live = self.models.all()
-        on_ready(live[0].loaded if live else None)
+        # No name in this frame, which lives as long as the agent, may hold a model.
+        on_ready(next((live.loaded for live in self.models.all()), None))
         self._notifier.ready(_status(self.models))
         self._tasks.append(asyncio.ensure_future(self._notifier.watch(self._work, lambda: _status(self.models))))
         await asyncio.wait({self._stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)

@@ -124,12 +124,14 @@ def _variants(bundle: dict[str, Any]) -> Table:
 
 
 def _loaded(bundle: dict[str, Any]) -> list[tuple[str, str]]:
-    seconds = bundle["seconds"]
+    seconds, plan = bundle["seconds"], bundle["plan"]
     steps = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
     rows = [(f"nodes on {_short(name)}", _nodes(found)) for name, found in bundle["assignment"].items()]
     return [
         *(rows or [("nodes", "this ONNX Runtime keeps no record of where they run")]),
         ("optimization", f"level {bundle['optimization']} when the session is opened; the graph is not stored"),
+        ("runners", f"{plan['runners']}, each run on {plan['threads']} threads: {plan['reason']}"),
+        ("memory", _mib(bundle["memory_bytes"])),
         ("I/O binding", "yes" if bundle["io_binding"] else "no (on a GPU only)"),
         ("time to load", f"{sum(seconds.values()):.2f} s: {steps}"),
     ]

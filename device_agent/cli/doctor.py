@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,6 +172,8 @@ def examine_bundle(path: Path, config: AgentConfig) -> dict[str, Any]:
                 for name, precision, reason in loaded.variants()
             ],
             **loaded.engine.as_dict(),
+            "plan": asdict(loaded.plan),
+            "memory_bytes": loaded.memory_bytes,
             "seconds": loaded.seconds,
         }
     finally:

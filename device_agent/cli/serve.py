@@ -137,20 +137,20 @@ def _describe(loaded: LoadedModel | None) -> str:
     )
 
 
-def _begin_loading(config: AgentConfig) -> Future[LoadedModel]:
+def _begin_loading(config: AgentConfig) -> Future[list[LoadedModel]]:
     from concurrent.futures import Future
 
-    loading: Future[LoadedModel] = Future()
+    loading: Future[list[LoadedModel]] = Future()
     threading.Thread(target=_load, args=(config.bundles[0], config, loading), name="loader", daemon=True).start()
     return loading
 
 
-def _load(bundle: Path, config: AgentConfig, loading: Future[LoadedModel]) -> None:
-    """Load the model into `loading`; every outcome goes there."""
+def _load(bundle: Path, config: AgentConfig, loading: Future[list[LoadedModel]]) -> None:
+    """Load the model into `loading`; every outcome goes there, the model in a list from which the server takes it."""
     try:
         from device_agent.loading import load_model
 
-        loading.set_result(load_model(bundle, config))
+        loading.set_result([load_model(bundle, config)])
     except ModuleNotFoundError as error:
         loading.set_exception(missing(error))
     except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for

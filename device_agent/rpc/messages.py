@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from device_agent.api.context import Rendered
 from device_agent.api.open_inference.datatypes import array_from_json
-from device_agent.api.open_inference.request import AskedOutput, UncheckedRequest, refuse_shared_memory
+from device_agent.api.open_inference.fields import AskedOutput, UncheckedRequest, refuse_shared_memory
 from device_agent.api.open_inference.response import output_tensors, token_counts
 from device_agent.api.open_inference.tensors import BinaryData, RawTensor, check_count, decoded
 from device_agent.rpc.descriptors import UNION, message_types
@@ -118,7 +118,7 @@ def read_request(message: Any) -> UncheckedRequest:
         where = f"inputs[{index}]"
         if tensor.name in tensors:
             raise InvalidRequestError("occurs twice", where=f"{where}.name", found=repr(tensor.name[:80]))
-        refuse_shared_memory(tensor.parameters, f"{where}.parameters")
+        refuse_shared_memory(parameters_of(tensor.parameters), f"{where}.parameters")
         tensors[tensor.name] = RawTensor(
             name=tensor.name,
             datatype=tensor.datatype,

@@ -73,7 +73,7 @@ IDS = np.array([[2, 5, 3]], dtype="<i8").tobytes()
         ([tensor(1.5)], ONE, "is of the wrong type; expected an integer"),
         ([tensor("11")], ONE, "is of the wrong type; expected an integer"),
         ([tensor(True)], ONE, "is of the wrong type; expected an integer"),
-        ([tensor(None)], ONE, "is of the wrong type; expected an integer"),
+        ([tensor(None)], ONE, "inputs[0].data: is missing"),
         ([tensor(11, shape=[2])], ONE, "ends within an element"),
         ([tensor(22)], ONE + ONE, "goes on after its last element"),
         ([tensor(11)], element(b"the cat", 2**32 - 1), "ends within an element; expected 4,294,967,295 bytes"),

@@ -257,7 +257,7 @@ def test_a_folder_or_an_entry_of_another_user_is_not_used(folder: Path) -> None:
 
 
 @given(noise=st.binary(max_size=300), at=st.integers(0, 300))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_a_manifest_of_any_bytes_gives_the_entry_or_nothing(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int
 ) -> None:

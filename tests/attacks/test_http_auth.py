@@ -225,7 +225,7 @@ def test_no_page_is_allowed_to_add_a_token(open_client: httpx.Client) -> None:
     ("arguments", "message"),
     [
         (("--host", "0.0.0.0"), "others can reach this address, and no token is asked of them"),
-        (("--token-file", "{folder}/open"), "open to every user of this machine"),
+        (("--check", "--token-file", "{folder}/open"), "open to every user of this machine"),
     ],
 )
 def test_settings_that_would_be_unsafe_end_the_start(

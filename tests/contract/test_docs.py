@@ -19,6 +19,7 @@ from edgeonnx.spec.manifest import Task
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 APPS = {"edgeonnx": edgeonnx.cli.main.app, "edgeonnx-agent": device_agent.cli.main.app}
 
 
@@ -74,6 +75,6 @@ def test_the_guide_tells_every_stage() -> None:
     assert [name for name, _ in STAGES if name not in told] == []
 
 
-def test_the_guide_names_every_route() -> None:
+def test_the_documentation_of_the_api_names_every_route() -> None:
     paths = {path.split("/versions/")[0].replace("/{id}", "") for _, path, _ in ROUTES}
-    assert [path for path in sorted(paths) if f"{path}`" not in GUIDE] == []
+    assert [path for path in sorted(paths) if f"{path}`" not in API] == []

@@ -125,7 +125,9 @@ def test_every_route_has_an_example() -> None:
     """Twins on a version, and what is refused, are told in words."""
     asked = {(("POST" if body else "GET"), path) for path, body, _ in EXAMPLES}
     plain = [
-        (method, path) for method, path, _ in ROUTES if not re.search(r"/versions/|trace|logging|shared|^/$|status", path)
+        (method, path)
+        for method, path, _ in ROUTES
+        if not re.search(r"/versions/|trace|logging|shared|^/$|status", path)
     ]
     patterns = {(method, path): re.sub(r"{\w+}", "[^/]+", path) for method, path in plain}
     missing = [

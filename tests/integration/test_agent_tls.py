@@ -89,7 +89,7 @@ def test_plain_http_is_not_answered(agent: Agent) -> None:
 
 def test_a_key_of_another_certificate_ends_the_start(bundle: Path, folder: Path) -> None:
     make_pair(folder / "other.crt", folder / "other.key")
-    result = run_to_end(bundle, *options(folder, "agent.crt", "other.key"))
+    result = run_to_end(bundle, "--check", *options(folder, "agent.crt", "other.key"))
     assert result.returncode == 2
     assert "the private key does not belong to the certificate" in result.stderr
     assert "Traceback" not in result.stderr

@@ -22,14 +22,16 @@ from tests.support.agent import Agent
 TEXTS = ("the cat sat", "", "hello world !")
 OUTPUT = "sentence_embedding"
 CLASSES = "classes"
+TAGGER = "tagger"
 
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """Serves an embedding model; its repository holds a classifier too."""
+    """Serves an embedding model; its repository holds a classifier and a tagger too."""
     folder = tmp_path_factory.mktemp("triton")
     bundle = bundles.make_bundle(folder)
     bundles.make_bundle(folder, Task.TEXT_CLASSIFICATION, name=CLASSES)
+    bundles.make_bundle(folder, Task.TOKEN_CLASSIFICATION, name=TAGGER)
     with Agent(bundle=bundle, arguments=("--repository", str(folder), "--runners", "1", "--threads", "1")) as running:
         yield running
 
@@ -77,7 +79,7 @@ def check_statistics(found: Any) -> None:
 
 def check_index(found: Any) -> None:
     states = {entry["name"]: entry["state"] for entry in found}
-    assert states == {"tiny": "READY", CLASSES: "READY"}
+    assert states == {"tiny": "READY", CLASSES: "READY", TAGGER: "UNAVAILABLE"}
 
 
 def check_body(body: Any) -> None:
@@ -284,6 +286,24 @@ def test_classes(client: triton.InferenceServerClient) -> None:
     finally:
         client.unload_model(CLASSES)
     assert not client.is_model_ready(CLASSES)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_outputs_per_token(client: triton.InferenceServerClient, binary: bool) -> None:
+    client.load_model(TAGGER)
+    try:
+        result = client.infer(TAGGER, [texts_input()], outputs=[triton.InferRequestedOutput("scores", binary)])
+    finally:
+        client.unload_model(TAGGER)
+    scores = result.as_numpy("scores")
+    counts = result.get_response()["parameters"]["token_counts"]
+    tokens = bundles.tokens_of(TEXTS, None)
+    want = bundles.reference(Task.TOKEN_CLASSIFICATION, tokens)["scores"]
+    assert counts == tokens["attention_mask"].sum(axis=1).tolist()
+    assert scores.shape == want.shape
+    for row, count in enumerate(counts):
+        np.testing.assert_allclose(scores[row, :count], want[row, :count], atol=1e-5)
+        assert not scores[row, count:].any()
 
 
 def test_parameters(client: triton.InferenceServerClient) -> None:

@@ -29,7 +29,8 @@ from device_agent.api.open_inference.datatypes import (
     strings_from_binary,
     strings_to_binary,
 )
-from device_agent.api.open_inference.request import check_request, read_request
+from device_agent.api.open_inference.fields import read_request
+from device_agent.api.open_inference.request import check_request
 from device_agent.config import Limits
 from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import InvalidRequestError, RequestTooLargeError

@@ -1,6 +1,6 @@
 """The Open Inference Protocol v2 over REST, with Triton's extensions: its routes.
 
-- `infer`: requests and responses; `binary` (framing), `tensors` and `datatypes` (values), `request`, `response`;
+- `infer`: requests and responses; `binary` (framing), `fields`, `tensors`, `datatypes` (values), `request`, `response`;
 - `metadata`: health, metadata, configuration;
 - `repository`: index, load, unload;
 - `statistics`: the counters of each model;

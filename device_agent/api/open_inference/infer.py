@@ -8,8 +8,9 @@ from device_agent.api.body import parse_object
 from device_agent.api.compression import compressed
 from device_agent.api.context import Job
 from device_agent.api.open_inference.binary import split_body
-from device_agent.api.open_inference.request import check_request, read_request
-from device_agent.api.open_inference.response import check_finite, render_response
+from device_agent.api.open_inference.fields import read_request
+from device_agent.api.open_inference.request import check_request
+from device_agent.api.open_inference.response import render_response
 from device_agent.inference.rows import TensorRows
 
 if TYPE_CHECKING:
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from device_agent.api.context import Context, Rendered
-    from device_agent.api.open_inference.request import InferRequest, UncheckedRequest
+    from device_agent.api.open_inference.fields import UncheckedRequest
+    from device_agent.api.open_inference.request import InferRequest
     from device_agent.inference.rows import Answer
     from device_agent.models import LiveModel
     from edgeonnx.spec.manifest import Manifest
 
     Render = Callable[[Answer, InferRequest, Manifest], Rendered]
-
-__all__ = ("check_finite", "infer", "job_of", "prepare_infer")
 
 
 async def infer(context: Context, request: Request) -> Response:

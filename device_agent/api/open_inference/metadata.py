@@ -43,12 +43,13 @@ def server_metadata() -> dict[str, object]:
 def model_metadata(loaded: LoadedModel) -> dict[str, object]:
     """The answer of `/v2/models/{name}`: text inputs and tensors, outputs, and in `parameters` what serves and why.
 
-    `text` (with `text_pair`) and the tensors are alternatives; the parameter `group` tells them apart.
+    `text` (with `text_pair`) and the tensors are alternatives; the parameter `group` tells them apart. A text's shape
+    may be [n] too.
     """
     manifest = loaded.manifest
     signature = manifest.entry_component.signature
     text = [
-        {"name": name, "datatype": DType.STRING.protocol_name, "shape": [-1], "parameters": {"group": "text"}}
+        {"name": name, "datatype": DType.STRING.protocol_name, "shape": [-1, 1], "parameters": {"group": "text"}}
         for name in text_inputs(manifest)
     ]
     return {

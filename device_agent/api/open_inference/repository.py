@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from device_agent.api.body import of_type, parse_object, read_body
+from device_agent.api.body import parse_object, read_body
+from device_agent.api.open_inference.fields import optional, optional_flag
 from device_agent.api.open_inference.replies import json_response
 from device_agent.models import ModelState
 from edgeonnx.errors import InvalidRequestError
@@ -63,7 +64,7 @@ def check_load(parameters: Mapping[str, object]) -> str | None:
                 where=f"parameters.{name[:80]}",
                 hint="put the bundle into the repository's folder and load it by its name",
             )
-    return of_type(parameters["version"], str, "parameters.version") if "version" in parameters else None
+    return optional(parameters, "version", str, "", "parameters") or None
 
 
 def check_unload(parameters: Mapping[str, object]) -> None:
@@ -72,10 +73,7 @@ def check_unload(parameters: Mapping[str, object]) -> None:
     Raises:
         InvalidRequestError: One is of the wrong type.
     """
-    if not isinstance(parameters.get("unload_dependents", False), bool):
-        raise InvalidRequestError(
-            "is of the wrong type", where="parameters.unload_dependents", expected="true or false"
-        )
+    optional_flag(parameters, "unload_dependents", default=False, where="parameters")
 
 
 async def _fields(context: Context, request: Request) -> dict[str, object]:
@@ -85,14 +83,12 @@ async def _fields(context: Context, request: Request) -> dict[str, object]:
 
 
 async def _parameters(context: Context, request: Request) -> dict[str, object]:
-    return of_type((await _fields(context, request)).get("parameters", {}), dict, "parameters")
+    return optional(await _fields(context, request), "parameters", dict, {})
 
 
 async def repository_index(context: Context, request: Request) -> Response:
     """`POST /v2/repository/index`."""
-    ready = (await _fields(context, request)).get("ready", False)
-    if not isinstance(ready, bool):
-        raise InvalidRequestError("is of the wrong type", where="ready", expected="true or false")
+    ready = optional_flag(await _fields(context, request), "ready", default=False)
     return json_response(index(context, ready_only=ready))
 
 

@@ -13,22 +13,20 @@ A request gives either text, as a BYTES tensor `text` (and `text_pair` where the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from device_agent.api.body import (
     check_ids,
-    check_integers,
     check_row_count,
     check_texts,
     check_width,
     of_type,
-    required,
 )
 from device_agent.api.open_inference.datatypes import element_count
-from device_agent.api.open_inference.tensors import BinaryData, JsonData, RawTensor
+from device_agent.api.open_inference.fields import optional, optional_flag, refuse_shared_memory
 from device_agent.inference.rows import ATTENTION_MASK, INPUT_IDS
 from edgeonnx.errors import InvalidRequestError, RequestTooLargeError
 from edgeonnx.spec.tensor import DType
@@ -38,7 +36,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from device_agent.api.open_inference.binary import BinaryParts
+    from device_agent.api.open_inference.fields import UncheckedRequest
+    from device_agent.api.open_inference.tensors import RawTensor
     from device_agent.config import Limits
     from device_agent.loading import LoadedModel
     from edgeonnx.spec.manifest import Manifest
@@ -48,40 +47,7 @@ if TYPE_CHECKING:
 
 TEXT = "text"
 TEXT_PAIR = "text_pair"
-SHARED_MEMORY = "shared_memory_region"
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskedOutput:
-    """One element of `outputs`.
-
-    Attributes:
-        name: What the client calls it.
-        parameters: Its parameters.
-        where: The element, for errors.
-    """
-
-    name: str
-    parameters: Mapping[str, object] = field(default_factory=dict)
-    where: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class UncheckedRequest:
-    """The fields of a request, from JSON or from gRPC; nothing is known yet about the model.
-
-    Attributes:
-        id: The client's own name for it, or None.
-        parameters: The request's parameters.
-        tensors: Its inputs by name.
-        outputs: The outputs that it asks for; empty: all.
-    """
-
-    id: str | None
-    parameters: Mapping[str, object]
-    tensors: Mapping[str, RawTensor]
-    outputs: tuple[AskedOutput, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,80 +84,6 @@ class InferRequest:
     texts: list[str] | None = None
     pairs: list[str] | None = None
     tensors: dict[str, Ids] | None = None
-
-
-def read_request(body: dict[str, object], binary: BinaryParts) -> UncheckedRequest:
-    """The fields of a request's JSON, and the binary data that its inputs take.
-
-    Raises:
-        InvalidRequestError: A field is missing or of the wrong type, or the binary data does not add up.
-    """
-    parameters = of_type(body.get("parameters", {}), dict, "parameters")
-    identifier = of_type(body["id"], str, "id") if "id" in body else None
-    tensors = _read_inputs(of_type(required(body, "inputs"), list, "inputs"), binary)
-    binary.finish()
-    outputs = _read_outputs(of_type(body.get("outputs", []), list, "outputs"))
-    return UncheckedRequest(id=identifier, parameters=parameters, tensors=tensors, outputs=outputs)
-
-
-def _read_inputs(items: list[object], binary: BinaryParts) -> dict[str, RawTensor]:
-    tensors: dict[str, RawTensor] = {}
-    for index, item in enumerate(items):
-        where = f"inputs[{index}]"
-        fields = of_type(item, dict, where)
-        name = of_type(required(fields, "name", where), str, f"{where}.name")
-        if name in tensors:
-            raise InvalidRequestError("occurs twice", where=f"{where}.name", found=repr(name[:80]))
-        shape = of_type(required(fields, "shape", where), list, f"{where}.shape")
-        check_integers(shape, f"{where}.shape")
-        tensors[name] = RawTensor(
-            name=name,
-            datatype=of_type(required(fields, "datatype", where), str, f"{where}.datatype"),
-            shape=shape,
-            data=_read_data(fields, where, binary),
-            where=where,
-        )
-    return tensors
-
-
-def _read_data(fields: dict[str, object], where: str, binary: BinaryParts) -> BinaryData | JsonData:
-    parameters = of_type(fields.get("parameters", {}), dict, f"{where}.parameters")
-    refuse_shared_memory(parameters, f"{where}.parameters")
-    if "binary_data_size" not in parameters:
-        return JsonData(values=of_type(required(fields, "data", where), list, f"{where}.data"), where=f"{where}.data")
-    at = f"{where}.parameters.binary_data_size"
-    if "data" in fields:
-        raise InvalidRequestError("has data as well as binary data", where=where, expected="one of them")
-    return BinaryData(
-        data=binary.take(of_type(parameters["binary_data_size"], int, at), at), where=f"{where}, binary data"
-    )
-
-
-def _read_outputs(items: list[object]) -> tuple[AskedOutput, ...]:
-    outputs = []
-    for index, item in enumerate(items):
-        where = f"outputs[{index}]"
-        fields = of_type(item, dict, where)
-        outputs.append(
-            AskedOutput(
-                name=of_type(required(fields, "name", where), str, f"{where}.name"),
-                parameters=of_type(fields.get("parameters", {}), dict, f"{where}.parameters"),
-                where=where,
-            )
-        )
-    return tuple(outputs)
-
-
-def refuse_shared_memory(parameters: Mapping[str, object], where: str) -> None:
-    """Refuse a tensor that is not in the request.
-
-    Raises:
-        InvalidRequestError: It is in shared memory.
-    """
-    if SHARED_MEMORY in parameters:
-        raise InvalidRequestError(
-            "shared memory is not supported", where=f"{where}.{SHARED_MEMORY}", hint="send the data in the request"
-        )
 
 
 def text_inputs(manifest: Manifest) -> tuple[str, ...]:
@@ -249,7 +141,7 @@ def check_parameters(parameters: Mapping[str, object]) -> float | None:
 
 def _natural(parameters: Mapping[str, object], name: str, expected: str) -> int:
     where = f"parameters.{name}"
-    value = of_type(parameters.get(name, 0), int, where)
+    value = optional(parameters, name, int, 0, "parameters")
     if value < 0:
         raise InvalidRequestError("is negative", where=where, expected=expected, found=str(value)[:40])
     return value
@@ -257,7 +149,7 @@ def _natural(parameters: Mapping[str, object], name: str, expected: str) -> int:
 
 def _check_outputs(asked: UncheckedRequest, manifest: Manifest) -> tuple[Output, ...]:
     """The outputs that are asked for, or all of them if the request does not say."""
-    binary = _flag(asked.parameters, "binary_data_output", "parameters")
+    binary = optional_flag(asked.parameters, "binary_data_output", default=False, where="parameters")
     signature = manifest.entry_component.signature
     if not asked.outputs:
         return tuple(Output(name=spec.name, binary=binary) for spec in signature.outputs)
@@ -274,22 +166,15 @@ def _check_outputs(asked: UncheckedRequest, manifest: Manifest) -> tuple[Output,
         refuse_shared_memory(output.parameters, at)
         outputs[name] = Output(
             name=name,
-            binary=_flag(output.parameters, "binary_data", at, default=binary),
+            binary=optional_flag(output.parameters, "binary_data", default=binary, where=at),
             classes=_classes(output.parameters, spec, at),
         )
     return tuple(outputs.values())
 
 
-def _flag(parameters: Mapping[str, object], name: str, where: str, *, default: bool = False) -> bool:
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise InvalidRequestError("is of the wrong type", where=f"{where}.{name}", expected="true or false")
-    return value
-
-
 def _classes(parameters: Mapping[str, object], spec: TensorSpec, where: str) -> int:
     """How many classes an output's parameter `classification` asks for; 0: it does not."""
-    if "classification" not in parameters:
+    if parameters.get("classification") is None:
         return 0
     where = f"{where}.classification"
     count = of_type(parameters["classification"], int, where)

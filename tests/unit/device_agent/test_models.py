@@ -27,6 +27,10 @@ from tests.support import bundles
 LOADING, READY, DRAINING, FAILED, UNLOADED = ModelState
 
 
+CLOSED: list[str] = []
+"""Names of the fakes that were closed."""
+
+
 class FakeModel:
     """What `Models` needs of a loaded model."""
 
@@ -43,6 +47,7 @@ class FakeModel:
 
     def close(self, timeout: float | None = None) -> bool:
         self.closed = True
+        CLOSED.append(self.name)
         return True
 
 
@@ -230,21 +235,41 @@ def test_where_all_fail_the_agent_does_not_start(repository: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_stop_during_the_start_is_no_failure(repository: Path) -> None:
+    async def scenario() -> None:
+        loader = Loader()
+        loader.held = True
+        models = Models(AgentConfig(bundles=(repository / "tiny-1",)), loader)
+        start = background(models.start())
+        await begun(loader)
+        models.drain()
+        loader.go_on.set()
+        await start
+        assert (models.started, models.all(), models.state) == (False, [], "draining")
+
+    asyncio.run(scenario())
+
+
 def test_two_bundles_of_one_name_cannot_both_start(made: Path) -> None:
     models = Models(AgentConfig(bundles=(made / "tiny-1", made / "tiny-2")), Loader())
     with pytest.raises(UsageError, match="two bundles have one name"):
         asyncio.run(models.start())
 
 
-def test_the_first_bundle_may_be_loading_already(repository: Path) -> None:
+def test_the_first_bundle_may_be_loading_already_and_is_not_held_by_that(repository: Path) -> None:
     async def scenario() -> None:
         loader = Loader()
         models = Models(AgentConfig(bundles=(repository / "tiny-1", repository / "other-1")), loader)
-        first: asyncio.Future[FakeModel] = asyncio.get_running_loop().create_future()
-        first.set_result(FakeModel(repository / "tiny-1"))
+        first: asyncio.Future[list[FakeModel]] = asyncio.get_running_loop().create_future()
+        first.set_result([FakeModel(repository / "tiny-1")])
         await models.start(first)  # type: ignore[arg-type]
         assert [call[0] for call in loader.calls] == ["other-1"]
         assert [live.loaded.name for live in models.all()] == ["tiny", "other"]
+        seen = weakref.ref(models.find("tiny").loaded)
+        await models.load("tiny", force=True)
+        await settled(models)
+        assert seen() is None
+        assert first.done()
 
     asyncio.run(scenario())
 
@@ -325,6 +350,8 @@ def test_a_load_that_fails_changes_nothing(play, repository: Path, made: Path, e
         await models.load("tiny")
         assert models.find("tiny").loaded.version == "2"
         assert states(models)["tiny", "2"] is READY
+        await settled(models)
+        assert len(models.index()) == len(states(models))
 
     play(scenario, "tiny-1")
 
@@ -442,6 +469,7 @@ def test_a_model_that_was_loading_when_the_agent_began_to_stop_never_serves(play
             with pytest.raises(NotReadyError, match="stopping"):
                 await each
         assert [live.loaded.name for live in models.all()] == ["tiny"]
+        assert CLOSED[-1] == "other"
         assert models.close(timeout=0)
 
     play(scenario, "tiny-1")

@@ -230,7 +230,7 @@ def test_a_file_that_every_user_may_read_or_write(file: Path, mode: int) -> None
 
 
 def test_what_is_no_readable_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read.*No such file"):
+    with pytest.raises(UsageError, match=r"cannot be read.*No such file"):
         read_tokens(tmp_path / "missing")
     with pytest.raises(UsageError, match=r"cannot be read|no regular file"):
         read_tokens(tmp_path)

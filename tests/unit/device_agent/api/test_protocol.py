@@ -175,6 +175,21 @@ def test_a_head_that_grows_without_end_in_small_pieces(edge: Edge) -> None:
         assert statuses(drain(connection)) == [431]
 
 
+@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize(
+    "coding", [b"Content-Length: 5\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"]
+)
+def test_requests_that_come_in_small_pieces(edge: Edge, coding: bytes, step: int) -> None:
+    data = HEAD + b"X: " + b"a" * 300 + b"\r\n" + coding
+    data += HEAD + CLOSE + coding
+    with edge.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(data), step):
+            connection.sendall(data[start : start + step])
+        assert statuses(drain(connection)) == [200, 200]
+    assert edge.seen == [("/x", 5), ("/x", 5)]
+
+
 def test_the_count_of_headers(edge: Edge) -> None:
     within = b"".join(b"a%d: b\r\n" % i for i in range(MAX_HEADERS - 2))
     assert statuses(edge.ask(GET + CLOSE + within + b"\r\n")) == [200]

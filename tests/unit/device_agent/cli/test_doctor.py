@@ -51,6 +51,8 @@ FOUND: dict[str, Any] = {
     "assignment": {CPU: {"nodes": 4, "share": 1.0, "operators": {"MatMul": 3, "Add": 1}}},
     "optimization": "all",
     "io_binding": False,
+    "plan": {"runners": 2, "threads": 1, "reason": "measured here"},
+    "memory_bytes": 110 << 20,
     "seconds": {"open": 0.01, "session": 0.02},
 }
 
@@ -102,6 +104,8 @@ def test_a_bundle_shows_what_serves_and_where_its_nodes_run() -> None:
     assert "cuda-fp16 fp16 not used: needs CUDA: no driver" in text
     assert "cpu-int8 int8 serves on CPU" in text
     assert "nodes on CPU 4 (100.0 %): 3 MatMul, 1 Add" in text
+    assert "runners 2, each run on 1 threads: measured here" in text
+    assert "memory 110.0 MiB" in text
     assert "time to load 0.03 s: open 0.01, session 0.02" in text
     assert text.endswith("CPU serves minilm, variant cpu-int8")
 

@@ -26,6 +26,7 @@ from device_agent.config import AgentConfig, Limits, SecurityConfig, ServerConfi
 from device_agent.models import Models  # noqa: E402
 from device_agent.rpc import GrpcServer, serve_grpc  # noqa: E402
 from device_agent.rpc.descriptors import SERVICE, message_types  # noqa: E402
+from device_agent.rpc.inference import STREAM_REQUESTS  # noqa: E402
 from edgeonnx.errors import RuntimeUnavailableError, UsageError  # noqa: E402
 
 TOKEN, ADMIN = "t" * 16, "a" * 16
@@ -272,6 +273,65 @@ def test_bytes_that_are_no_message(loaded_models) -> None:
         async with serving(loaded_models()) as server, connected(server) as call:
             for name in ("ModelInfer", "ModelReady", "RepositoryModelLoad"):
                 assert "INVALID_ARGUMENT" in await status_of(call(name, b"\xff\xff\xff"))
+
+    asyncio.run(main())
+
+
+def open_stream(channel: Any) -> Any:
+    make = channel.stream_stream(
+        f"/{SERVICE}/ModelStreamInfer",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=message_types()["ModelStreamInferResponse"].FromString,
+    )
+    return make(timeout=10)
+
+
+def test_a_stream_answers_in_order_and_goes_on_after_an_error(loaded_models) -> None:
+    async def main() -> None:
+        async with (
+            serving(loaded_models()) as server,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+        ):
+            stream = open_stream(channel)
+            for index in range(40):
+                request = infer_request("the cat " * (index % 3), count=1 + index % 5)
+                request.id = str(index)
+                if index == 7:
+                    request.model_name = "other"
+                await stream.write(request)
+            await stream.done_writing()
+            answers = [answer async for answer in stream]
+            assert [answer.infer_response.id for answer in answers] == [str(index) for index in range(40)]
+            assert [index for index, answer in enumerate(answers) if answer.error_message] == [7]
+            assert "no such model" in answers[7].error_message
+            assert [answer.infer_response.outputs[0].shape[0] for answer in answers[8:]] == [
+                1 + index % 5 for index in range(8, 40)
+            ]
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_its_client_leaves(loaded_models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is dropped, and no more than the bound was taken."""
+    loaded = loaded_models()
+    original = loaded.engine.run
+    monkeypatch.setattr(loaded.engine, "run", lambda *args, **kwargs: (time.sleep(0.3), original(*args, **kwargs))[1])
+
+    async def main() -> None:
+        async with (
+            serving(loaded) as server,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+        ):
+            stream = open_stream(channel)
+            for _ in range(4 * STREAM_REQUESTS):
+                await stream.write(infer_request())
+            await asyncio.sleep(0.1)
+            # One more has been answered to nobody yet, and one more waits for its place.
+            assert 0 < server.models.in_flight <= STREAM_REQUESTS + 2  # type: ignore[attr-defined]
+            stream.cancel()
+            await asyncio.sleep(0.1)
+            assert loaded.batcher.state().rows == 0
+            assert server.models.in_flight == 0  # type: ignore[attr-defined]
 
     asyncio.run(main())
 

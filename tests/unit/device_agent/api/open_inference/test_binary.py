@@ -147,3 +147,22 @@ def test_binary_sizes_without_the_header_say_what_is_missing(connect) -> None:
     response = connect().post(URL, json={"inputs": [tensor]})
     assert response.status_code == 400
     assert f"does the request have the header {HEADER_LENGTH}?" in response.json()["error"]
+
+
+def test_bytes_that_belong_to_no_tensor(connect) -> None:
+    data, headers = body_of([texts_binary()])
+    response = connect().post(URL, content=data + b"\x00", headers=headers)
+    assert response.status_code == 400
+    assert "goes on after the last tensor" in response.json()["error"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_answers_are_compressed_for_a_client_that_asks(connect, encoding: str) -> None:
+    """The header's length is that of the JSON before compression."""
+    texts = TEXTS * 100
+    data, headers = body_of([texts_binary(texts)], parameters={"binary_data_output": True})
+    response = connect().post(URL, content=data, headers={**headers, "Accept-Encoding": encoding})
+    assert response.headers["content-encoding"] == encoding
+    assert int(response.headers["content-length"]) < len(response.content)
+    want = bundles.reference(Task.EMBEDDING, bundles.tokens_of(texts, None))["sentence_embedding"]
+    np.testing.assert_allclose(outputs_of(response)["sentence_embedding"], want, atol=1e-5)

@@ -216,6 +216,13 @@ def test_parameters_that_change_nothing(connect) -> None:
     parameters = {"timeout": 0, "priority": 3, "sequence_id": 0, "sequence_start": False, "sequence_end": False}
     assert infer(client, [text_input(["the cat"])], parameters=parameters).json() == plain
     assert infer(client, [text_input(["the cat"])], outputs=[]).json() == plain
+    assert infer(client, [text_input(["the cat"])], parameters=dict.fromkeys(parameters)).json() == plain
+    absent: dict[str, object] = {"id": None, "parameters": None, "outputs": None}
+    assert infer(client, [{**text_input(["the cat"]), "parameters": None}], **absent).json() == plain
+    asked = [{**OUTPUT, "parameters": None}]
+    assert infer(client, [text_input(["the cat"])], outputs=asked).json() == plain
+    asked = [{**OUTPUT, "parameters": {"binary_data": None, "classification": None}}]
+    assert infer(client, [text_input(["the cat"])], outputs=asked).json() == plain
 
 
 def test_a_deadline_of_the_client(connect, loaded_models, monkeypatch: pytest.MonkeyPatch) -> None:

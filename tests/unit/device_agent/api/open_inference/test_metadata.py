@@ -85,3 +85,4 @@ def test_metadata_and_configuration_name_the_same_tensors(loaded_models) -> None
     config: Any = model_config(loaded, Limits())
     for ours, theirs in (("inputs", "input"), ("outputs", "output")):
         assert [item["name"] for item in metadata[ours]] == [item["name"] for item in config[theirs]]
+        assert [item["shape"] for item in metadata[ours]] == [[-1, *item["dims"]] for item in config[theirs]]
