@@ -8,6 +8,7 @@ installed packages have it.
 
 Printed are the seconds to ready, the resident memory at that moment, and what the agent's imports cost: the import of
 `device_agent.api.server` and `device_agent.loading` in a fresh interpreter, less an interpreter that imports nothing.
+On a machine that does other things too, the processor's seconds are the ones to compare.
 
 Run it with `PYTHONPATH=. python bench/cold_start.py BUNDLE [--runs N]`.
 """
@@ -99,22 +100,27 @@ def start_peer(command: list[str]) -> tuple[float, float]:
     return elapsed, resident
 
 
-def start_agent(bundle: Path) -> tuple[float, float]:
-    """Seconds from the start of the agent's process to its ready line, and its resident megabytes then."""
+def start_agent(bundle: Path) -> tuple[float, float, float]:
+    """Seconds from the start of the agent to its ready line, its resident megabytes, its processor's seconds."""
     with Agent(bundle=bundle) as agent:
-        return agent.seconds_to_ready, resident_megabytes(agent.process.pid)
+        pid = agent.process.pid
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        processor = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return agent.seconds_to_ready, resident_megabytes(pid), processor
 
 
-def import_seconds() -> float:
-    """What the agent's imports add to the start of an interpreter."""
+def import_seconds() -> tuple[float, float]:
+    """What the agent's imports add to the start of an interpreter: seconds, and seconds of the processor."""
 
-    def seconds(program: str) -> float:
-        begin = time.perf_counter()
+    def seconds(program: str) -> tuple[float, float]:
+        begin, before = time.perf_counter(), os.times()
         subprocess.run([sys.executable, "-c", program], env=environment(), cwd=ROOT, check=True)
-        return time.perf_counter() - begin
+        elapsed, after = time.perf_counter() - begin, os.times()
+        processor = after.children_user + after.children_system - before.children_user - before.children_system
+        return elapsed, processor
 
-    bare = seconds("pass")
-    return seconds(IMPORTS) - bare
+    bare, full = seconds("pass"), seconds(IMPORTS)
+    return full[0] - bare[0], full[1] - bare[1]
 
 
 def compile_once() -> tempfile.TemporaryDirectory[str]:
@@ -148,13 +154,15 @@ def main() -> None:
             agents.append(start_agent(options.bundle))
             peers.append(start_peer(command))
             imports.append(import_seconds())
-    show("edgeonnx-agent to ready", [seconds for seconds, _ in agents], "s", LIMIT_SECONDS)
+    show("edgeonnx-agent to ready", [each[0] for each in agents], "s", LIMIT_SECONDS)
+    show("edgeonnx-agent, processor", [each[2] for each in agents], "s")
     show(name, [seconds for seconds, _ in peers], "s")
-    ratios = [agent / peer for (agent, _), (peer, _) in zip(agents, peers, strict=True)]
+    ratios = [agent[0] / peer[0] for agent, peer in zip(agents, peers, strict=True)]
     print(f"{'ratio':<48} {statistics.median(ratios):.2f}")
-    show("edgeonnx-agent resident at ready", [resident for _, resident in agents], "MB", LIMIT_RESIDENT_MB)
+    show("edgeonnx-agent resident at ready", [each[1] for each in agents], "MB", LIMIT_RESIDENT_MB)
     show(f"{name}, resident", [resident for _, resident in peers], "MB")
-    show("import of the agent", imports, "s", LIMIT_IMPORT_SECONDS)
+    show("import of the agent", [seconds for seconds, _ in imports], "s", LIMIT_IMPORT_SECONDS)
+    show("import of the agent, processor", [processor for _, processor in imports], "s")
 
 
 if __name__ == "__main__":

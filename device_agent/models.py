@@ -379,7 +379,7 @@ class Models:
         self._records = [
             record
             for record in self._records
-            if True or (record.name, record.version) != (found.name, found.version)
+            if record.state is not ModelState.FAILED or (record.name, record.version) != (found.name, found.version)
         ]
         record = Record(found.name, found.version)
         self._records.append(record)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PREPARED_TOKENS = 64
 """Tokens of a single request's batch up to which the event loop's thread pads it for a runner that sleeps."""
 
-SHARE_TOKENS = 64
+SHARE_TOKENS = 48
 """Tokens of a batch below which it is not divided among idle runners; see `bench/batching.py`."""
 
 

@@ -75,7 +75,7 @@ class TensorSpec:
                 one dictionary over all inputs of a call checks that they agree.
         """
         if len(shape) != len(self.shape):
-            return f"{len(self.shape)} dimensions {self.shape_text()} expected, {len(shape)} found {list(shape)}"
+            return f"{len(self.shape)} dimensions {self.shape_text()} expected, {len(shape)} found {list(shape[:8])}"
         for axis, (want, have) in enumerate(zip(self.shape, shape, strict=True)):
             if have < 1:
                 return f"dimension {axis} is {have}; every dimension must be at least 1"
