@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from device_agent import memory
 from edgeonnx.bundle import Verifier
-from edgeonnx.errors import SelectionError
+from edgeonnx.errors import GoldenSetError, SelectionError, ServingError, ValidationError
 from edgeonnx.spec.selection import select_variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from device_agent.config import AgentConfig
     from device_agent.inference.compiled import Compiled
     from device_agent.inference.engine import Engine
+    from device_agent.inference.opening import Opened, Opener
     from device_agent.inference.providers import ProviderStatus
     from device_agent.inference.session import Session
     from device_agent.memory import Room
@@ -103,7 +104,8 @@ def open_engine(
         if room is not None:
             _check_room(bundle, config, profile, room, beside)
         raise
-    reopen = opener if config.runtime.policy == FALLBACK else None
+    # The first variant is proven by the load, in batches as requests take.
+    reopen = partial(_open_proven, bundle, opener) if config.runtime.policy == FALLBACK else None
     return Engine(opened.variant, opened.session, opened.not_used, reopen=reopen)
 
 
@@ -122,6 +124,28 @@ def _open_verified(
     variant = next(each for each in component.variants if bundle.model_path(component.name, each) == model)
     verifier.verify_variant(component.name, variant)
     return (open_session or Session)(model, tensors, **how)  # type: ignore[arg-type]
+
+
+def _open_proven(bundle: Bundle, opener: Opener, lost: Mapping[str, str]) -> Opened:
+    """What takes a lost provider's place: the next variant that reproduces the golden set here.
+
+    Raises:
+        EdgeOnnxError: None is left that does.
+    """
+    lost = dict(lost)
+    while True:
+        opened = opener(lost)
+        golden = bundle.golden()
+        try:
+            comparison = golden.replay(opened.session.run)
+            golden.check_replay(comparison, opened.variant.golden, where=label(bundle, opened.variant))
+        except (GoldenSetError, ServingError, ValidationError) as error:
+            provider = opened.session.providers[0]
+            if provider in lost:
+                raise
+            lost[provider] = f"not used: {error}"
+        else:
+            return opened
 
 
 def _check_room(bundle: Bundle, config: AgentConfig, profile: DeviceProfile, room: Room, beside: str | None) -> None:

@@ -208,6 +208,7 @@ def _load(
 ) -> LoadedModel:
     """The second half of `load_model`."""
     from device_agent.inference.batcher import Batcher
+    from device_agent.inference.rows import per_token_outputs
     from device_agent.inference.cache import Cache
     from device_agent.inference.compiled import Compiled
     from device_agent.inference.session import runtime_build
@@ -236,7 +237,13 @@ def _load(
         engine, plan = tuned(bundle, config, cache, open_with)
         steps.done("session")
         text = TextPath(bundle.tokenizer_json(), bundle.manifest.processing, engine.inputs)
-        batcher = Batcher(engine, config.queue, runners=plan.runners, name=bundle.manifest.name)
+        batcher = Batcher(
+            engine,
+            config.queue,
+            runners=plan.runners,
+            name=bundle.manifest.name,
+            per_token=per_token_outputs(bundle.manifest.entry_component.signature),
+        )
         steps.done("tokenizer")
         prove(bundle, engine.variant, text, batcher)
         steps.done("golden")

@@ -15,7 +15,6 @@ session is gone and `malloc_trim` was called; without that call the C library ke
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,6 +191,8 @@ def available(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 def give_back() -> None:
     """Return freed memory to the system. Blocking, some milliseconds: call it in a thread."""
+    import ctypes  # a start needs none of it
+
     # Nothing of a model is in a reference cycle; what libraries leave in one may hold its arrays.
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -297,4 +297,7 @@ def first_line(error: BaseException, limit: int = 400) -> str:
 
 def printable(text: object) -> str:
     """Text from a file, fit for a terminal: what is not printable (escape sequences, for one) becomes an escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text))
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in shown)

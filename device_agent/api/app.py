@@ -88,7 +88,7 @@ def _add_middlewares(app: Starlette, context: Context, telemetry: Telemetry | No
 
     def guarded(routes: App) -> App:
         nonlocal guard
-        guard = Guard(routes, context.config)
+        guard = Guard(routes, context.config, context.metrics.refused)
         return guard
 
     app.add_middleware(guarded)

@@ -299,13 +299,15 @@ class Guard:
     Args:
         app: The application.
         config: Token files, and the address that the agent listens on.
+        on_refused: Called with each refusal, to count it.
 
     Raises:
         UsageError: A token file cannot be used.
     """
 
-    def __init__(self, app: App, config: AgentConfig) -> None:
+    def __init__(self, app: App, config: AgentConfig, on_refused: Callable[[Exception], None] | None = None) -> None:
         self._app = app
+        self._on_refused = on_refused
         self._security = config.security
         host = config.server.host
         self._rules = Rules(open_metrics=config.security.open_metrics, loopback=is_loopback(host), host=host)
@@ -330,6 +332,8 @@ class Guard:
         if error is None:
             await self._app(scope, receive, send)
         else:
+            if self._on_refused is not None:
+                self._on_refused(error)
             await answer_error(scope["path"], error)(scope, receive, send)
 
 

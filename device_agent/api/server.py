@@ -231,17 +231,13 @@ class _Agent:
 
     def _on_reload(self) -> None:
         logger.info("SIGHUP: the token files and the certificate are read again")
+        self._notifier.reloading()
         self._app.state.guard.reload()
         if self._grpc is not None:
             self._grpc.reload()
-        if self._tls is None:
-            return
-        from device_agent.api.tls import load_certificate
-
-        try:
-            load_certificate(self._tls, self.config.server)
-        except EdgeOnnxError as error:
-            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400 - no traceback for a wrong file
+        if self._tls is not None:
+            _renew_certificate(self._tls, self.config)
+        self._notifier.ready(_status(self.models))
 
     def _work(self) -> Mapping[str, Work]:
         """What each model has to do, for the watchdog."""
@@ -251,7 +247,8 @@ class _Agent:
 def work_of(loaded: LoadedModel) -> Work:
     """What a model has to do now, and how much it has done."""
     state = loaded.batcher.state()
-    return Work(busy=bool(state.rows or state.running_tokens), finished=state.counts.runs)
+    # A model whose runs all fail is not hung.
+    return Work(busy=bool(state.rows or state.running_tokens), finished=state.counts.runs + state.counts.failed)
 
 
 def _status(models: Models) -> str:
@@ -269,6 +266,16 @@ def _tls(config: AgentConfig) -> ssl.SSLContext | None:
     from device_agent.api.tls import ssl_context
 
     return ssl_context(config.server)
+
+
+def _renew_certificate(context: ssl.SSLContext, config: AgentConfig) -> None:
+    """Read the certificate again; if it cannot be used, the log says so and it stays as it was."""
+    from device_agent.api.tls import load_certificate
+
+    try:
+        load_certificate(context, config.server)
+    except EdgeOnnxError as error:
+        logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400 - no traceback for a wrong file
 
 
 async def _serve_grpc(app: Starlette, config: AgentConfig) -> GrpcServer:
@@ -294,6 +301,9 @@ def _uvicorn_config(
         log_config=None,
         access_log=False,
         server_header=False,
+        # uvicorn would believe X-Forwarded-* of any client on loopback, and ask the application for its interface.
+        proxy_headers=False,
+        interface="asgi3",
         timeout_keep_alive=config.server.keep_alive_seconds,
     )
     found.load()

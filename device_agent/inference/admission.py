@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgeonnx.errors import OverloadedError
+
 SPREAD = 2.5
 """How much longer than the work ahead takes an accepted request may have to wait. In simulated overloads of three times
 the capacity, the slowest 1 % of accepted requests took 0.4 to 0.8 of their deadline, which leaves room for a machine
@@ -169,6 +171,23 @@ class Refusal:
     reason: Literal["full", "late"]
     seconds: float
     retry_after: float
+
+    def error(self, seconds: float | None, max_tokens: int) -> OverloadedError:
+        """The refusal as an error.
+
+        Args:
+            seconds: How long the request may take; None: without end.
+            max_tokens: Tokens that may wait.
+        """
+        if self.reason == "full":
+            expected = f"at most {max_tokens:,} tokens in it"
+            return OverloadedError("the queue is full", retry_after=self.retry_after, expected=expected)
+        return OverloadedError(
+            "the answer could not come in time",
+            retry_after=self.retry_after,
+            expected=f"at most {seconds:.3g} s",
+            found=f"up to {self.seconds:.2g} s",
+        )
 
 
 def predict(tokens: int, *, waiting: int, pace: Pace, now: float) -> tuple[float, float]:

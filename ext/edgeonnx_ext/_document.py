@@ -98,8 +98,14 @@ def index_of(value: Json, path: str) -> int:
 
 def refuse_surrogates(text: str, path: str) -> None:
     r"""Raise TokenizerDataError if `text` holds a lone surrogate (JSON can spell one: "\ud800")."""
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise TokenizerDataError(f"tokenizer.json: expected Unicode text at {path}, found a lone surrogate in {text!r}")
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise TokenizerDataError(
+            f"tokenizer.json: expected Unicode text at {path}, found a lone surrogate in {text!r}"
+        ) from None
 
 
 def refuse_unknown_keys(parent: Object, known: AbstractSet[str], path: str) -> None:

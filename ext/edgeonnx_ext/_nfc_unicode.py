@@ -80,14 +80,13 @@ def load_table() -> NfcTable:
     return decode_table((Path(__file__).parent / "nfc_unicode.bin").read_bytes())
 
 
-def record_of_each() -> NDArray[np.void]:
-    """Return the record of `_unicode` for each code point, (0x110000,)."""
+def field_of_each(name: str) -> NDArray[np.uint8]:
+    """Return one field of `_unicode`'s record for each code point, (0x110000,)."""
     table = _unicode.load_table()
-    code_points = np.arange(_unicode.CODE_POINTS)
-    block = table.stage1[code_points >> table.block_shift].astype(np.int64)
-    low = code_points & ((1 << table.block_shift) - 1)
-    records: NDArray[np.void] = table.records[table.stage2[(block << table.block_shift) + low]]
-    return records
+    # Gathered by whole blocks: code point by code point would take most of the package's import.
+    blocks = table.records[name][table.stage2].reshape(-1, 1 << table.block_shift)
+    field: NDArray[np.uint8] = blocks[table.stage1].reshape(-1)[: _unicode.CODE_POINTS]
+    return field
 
 
 def unstable(table: NfcTable) -> NDArray[np.bool_]:
@@ -99,7 +98,7 @@ def unstable(table: NfcTable) -> NDArray[np.bool_]:
     Returns:
         bool (0x110000,).
     """
-    result: NDArray[np.bool_] = record_of_each()["nfd_length"] > 0
+    result: NDArray[np.bool_] = field_of_each("nfd_length") > 0
     result[table.composed] = False
     result[table.second] = True
     result[list(HANGUL_SECONDS)] = True
@@ -114,5 +113,5 @@ def unsettled(table: NfcTable) -> NDArray[np.uint8]:
     Returns:
         uint8 (n,), C-contiguous; the code points from n on are settled.
     """
-    bits = unstable(table).astype(np.uint8) | (record_of_each()["combining"] > 0).astype(np.uint8) << 1
+    bits = unstable(table).astype(np.uint8) | (field_of_each("combining") > 0).astype(np.uint8) << 1
     return np.ascontiguousarray(bits[: int(np.flatnonzero(bits)[-1]) + 1])

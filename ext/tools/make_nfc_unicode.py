@@ -44,7 +44,7 @@ def normalized(texts: list[str]) -> list[str]:
 def decompositions() -> dict[str, str]:
     """Return the full canonical decomposition of each character that has one; Hangul syllables aside."""
     facts = _unicode.load_table().facts
-    decomposed = np.flatnonzero(table_format.record_of_each()["nfd_length"])
+    decomposed = np.flatnonzero(table_format.field_of_each("nfd_length"))
     return {chr(code_point): facts(code_point).nfd for code_point in decomposed.tolist()}
 
 

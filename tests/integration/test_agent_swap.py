@@ -138,6 +138,7 @@ class Footprint:
         )
 
 
+@pytest.mark.slow
 def test_fifty_swaps_leave_nothing_behind(agent: Agent) -> None:
     pid = agent.process.pid
     with httpx.Client(base_url=agent.url, timeout=20) as client:

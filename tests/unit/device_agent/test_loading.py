@@ -223,6 +223,30 @@ def test_the_variant_that_takes_a_lost_providers_place_is_hashed_before_it_is_op
         engine._reopen({CUDA: "lost"})
 
 
+class AnsweringSession(FakeSession):
+    """A session that computes the tiny model, but on the CPU with this much added to every answer."""
+
+    cpu_error = 0.0
+
+    def run(self, inputs: dict, outputs: object = None) -> dict:
+        error = self.cpu_error if self.providers[0] == CPU_PROVIDER else 0.0
+        return {name: value + error for name, value in bundles.reference(Task.EMBEDDING, inputs).items()}
+
+
+@pytest.mark.parametrize(("error", "serves"), [(0.0, True), (0.5, False)])
+def test_what_takes_a_lost_providers_place_is_proven_too(tmp_path: Path, error: float, serves: bool) -> None:
+    bundle = open_bundle(bundles.make_bundle(tmp_path, providers=(CUDA, CPU_PROVIDER)))
+    kind = type("Session", (AnsweringSession,), {"cpu_error": error})
+    engine = open_engine(bundle, CONFIG, WITH_CUDA, profile=GPU_PROFILE, open_session=kind)  # type: ignore[arg-type]
+    assert engine._reopen is not None
+    if serves:
+        assert engine._reopen({CUDA: "lost"}).variant.name == "cpu-fp32"
+        return
+    with pytest.raises(SelectionError) as caught:
+        engine._reopen({CUDA: "lost"})
+    assert "golden set" in str(caught.value)
+
+
 def test_likely_variant(tmp_path: Path) -> None:
     manifest = open_bundle(bundles.make_bundle(tmp_path)).manifest
     assert likely_variant(manifest, None) is manifest.entry_component.variants[0]

@@ -55,8 +55,8 @@ def load_tool() -> ModuleType:
 def characters(twin: ModuleType) -> list[str]:
     """Return every character; for the twin, which is slow, every one that NFC has any fact about, and some others."""
     table = _nfc_unicode.load_table()
-    records = _nfc_unicode.record_of_each()
-    wanted = (records["nfd_length"] > 0) | (records["combining"] > 0) | (records["flags"] & _unicode.HANGUL > 0)
+    field = _nfc_unicode.field_of_each
+    wanted = (field("nfd_length") > 0) | (field("combining") > 0) | (field("flags") & _unicode.HANGUL > 0)
     wanted |= _nfc_unicode.unstable(table)
     wanted[:: 97 if twin is reference else 1] = True
     return [chr(code) for code in np.flatnonzero(wanted).tolist() if not 0xD800 <= code < 0xE000]

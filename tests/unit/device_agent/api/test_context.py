@@ -293,6 +293,13 @@ def test_time_spent_tokenizing_counts() -> None:
             with pytest.raises(DeadlineExceededError):
                 await found.ask(texts=["a"])  # inline
             assert found.engine.calls == 0
+            # Its time is over, so that is what it is told, whatever the queue would say.
+            tasks = await fill(found)
+            with pytest.raises(DeadlineExceededError):
+                await found.ask(b"timeout", texts=["a"])
+            found.engine.open.set()
+            found.text.seconds = 0
+            await asyncio.gather(*tasks)
 
     asyncio.run(scenario())
 

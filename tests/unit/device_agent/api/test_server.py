@@ -54,13 +54,14 @@ def test_the_url_of_an_encrypted_listener() -> None:
 
 
 def test_the_watchdog_sees_work_and_progress() -> None:
-    def model(rows: int, running: int, runs: int) -> SimpleNamespace:
-        state = SimpleNamespace(rows=rows, running_tokens=running, counts=SimpleNamespace(runs=runs))
+    def model(rows: int, running: int, runs: int, failed: int = 0) -> SimpleNamespace:
+        state = SimpleNamespace(rows=rows, running_tokens=running, counts=SimpleNamespace(runs=runs, failed=failed))
         return SimpleNamespace(batcher=SimpleNamespace(state=lambda: state))
 
     assert work_of(model(0, 0, 7)) == Work(busy=False, finished=7)
     assert work_of(model(1, 0, 7)) == Work(busy=True, finished=7)
     assert work_of(model(0, 16, 8)) == Work(busy=True, finished=8)
+    assert work_of(model(1, 16, 8, failed=3)) == Work(busy=True, finished=11)
 
 
 def serve_until_ready(config: AgentConfig) -> list[object]:

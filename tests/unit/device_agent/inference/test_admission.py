@@ -124,10 +124,10 @@ def test_a_request_is_refused_if_its_rows_could_come_last() -> None:
 
 def test_a_request_too_long_for_its_own_time_may_try_when_the_model_is_idle() -> None:
     pace = pace_of(1000, runners=1)
-    refusal = decide(5000, seconds=0.1, waiting=100, max_tokens=10_000, pace=pace, now=0.0)
+    refusal = decide(5000, seconds=0.02, waiting=100, max_tokens=10_000, pace=pace, now=0.0)
     assert refusal is not None
     assert refusal.retry_after == pytest.approx(predict(5000, waiting=100, pace=pace, now=0.0)[0])
-    assert decide(5000, seconds=0.1, waiting=0, max_tokens=10_000, pace=pace, now=0.0) is None
+    assert decide(5000, seconds=0.02, waiting=0, max_tokens=10_000, pace=pace, now=0.0) is None
 
 
 def test_a_full_queue_says_when_there_is_room() -> None:

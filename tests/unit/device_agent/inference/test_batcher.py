@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import sys
 import threading
 import time
 import weakref
@@ -13,7 +15,7 @@ import pytest
 from edgeonnx_ext import Padding
 
 from device_agent.config import QueueConfig
-from device_agent.inference.batcher import Batcher
+from device_agent.inference.batcher import RUNNER_NICE, Batcher
 from device_agent.inference.rows import TokenRows
 from edgeonnx.errors import (
     DeadlineExceededError,
@@ -135,6 +137,16 @@ def test_requests_that_wait_together_run_together() -> None:
 
     run(scenario, engine)
     assert engine.batches[1:] == [[[1, 1], [2, 2], [3, 3]]]
+
+
+def test_where_calls_are_dear_rows_of_all_lengths_run_together() -> None:
+    engine = Engine()
+    batcher = Batcher(engine, QueueConfig(), call_tokens=4000)
+    assert batcher.run_now(rows_of([5] * 3, [6] * 90)).runs == 1
+    assert batcher.close(timeout=5)
+    usual = Batcher(engine, QueueConfig())
+    assert usual.run_now(rows_of([5] * 3, [6] * 90)).runs == 2
+    assert usual.close(timeout=5)
 
 
 def test_idle_runners_share_a_large_request() -> None:
@@ -383,6 +395,23 @@ def test_the_speed_is_known_after_the_golden_replay() -> None:
         assert 10_000 < batcher.state().tokens_per_second < 40_000  # two runners, 200 tokens in 10 ms each
 
     run(scenario, engine, runners=2, batch_tokens=200)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no nice value of their own")
+def test_runners_let_the_event_loop_go_first() -> None:
+    nice: list[int] = []
+
+    class Looking(Engine):
+        def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+            nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return super().run(inputs, outputs)
+
+    async def scenario(batcher: Batcher) -> None:
+        await batcher.submit(rows_of([7])).future
+        nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    run(scenario, Looking())
+    assert nice[0] == min(nice[1] + RUNNER_NICE, 19)
 
 
 def test_closing_finishes_what_waits() -> None:
