@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.config import AgentConfig, QueueConfig, RuntimeConfig, usable_cpus
-from device_agent.inference import batcher as batcher_module
-from device_agent.inference import plan
-from device_agent.inference.batching import CALL_TOKENS, WaitingRows
-from device_agent.inference.execution import Runs
+from device_agent.inference.queue import batcher as batcher_module
+from device_agent.inference.queue import plan
+from device_agent.inference.queue.batching import CALL_TOKENS, WaitingRows
+from device_agent.inference.queue.execution import Runs
 from device_agent.inference.rows import Rows, write_batch
-from device_agent.loading import LoadedModel, load_model
+from device_agent.models.loading import LoadedModel, load_model
 from tests.support.texts import vader_texts
 
 BUDGET = QueueConfig().batch_tokens

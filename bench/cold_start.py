@@ -7,7 +7,7 @@ import it, open the session, run once. Both start in turn, in the same run, with
 installed packages have it.
 
 Printed are the seconds to ready, the resident memory at that moment, and what the agent's imports cost: the import of
-`device_agent.api.server` and `device_agent.loading` in a fresh interpreter, less an interpreter that imports nothing.
+`device_agent.server` and `device_agent.models.loading` in a fresh interpreter, less one that imports nothing.
 On a machine that does other things too, the processor's seconds are the ones to compare.
 
 Run it with `PYTHONPATH=. python bench/cold_start.py BUNDLE [--runs N]`.
@@ -33,7 +33,7 @@ from tests.support.models import minilm_directory
 LIMIT_SECONDS = 1.2
 LIMIT_RESIDENT_MB = 180
 LIMIT_IMPORT_SECONDS = 0.4
-IMPORTS = "import device_agent.api.server, device_agent.loading"
+IMPORTS = "import device_agent.server, device_agent.models.loading"
 
 SERVER = """
 import sys, uvicorn

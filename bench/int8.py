@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from device_agent.inference.batching import WaitingRows
+from device_agent.inference.queue.batching import WaitingRows
 from device_agent.inference.rows import ATTENTION_MASK
 from device_agent.inference.text import TextPath
 from edgeonnx.bundle import Bundle, open_bundle

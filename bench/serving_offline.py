@@ -1,6 +1,7 @@
 """The least that must be done: the same bundle, tokenized and run in this process, without a server.
 
-The model is opened as the agent opens it, with `device_agent.loading.load_model`; no request, queue or answer is left.
+The model is opened as the agent opens it, with `device_agent.models.loading.load_model`; no request, queue or answer is
+left.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.config import AgentConfig, RuntimeConfig
-from device_agent.loading import load_model
+from device_agent.models.loading import load_model
 from edgeonnx.evaluate.answers import plan_batches
 
 RUNNERS = 2

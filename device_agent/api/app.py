@@ -20,13 +20,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from device_agent.api import open_inference, openai, tei
-from device_agent.api.auth import ADMIN_PREFIX, Guard
 from device_agent.api.context import STARTED, Context
-from device_agent.api.errors import on_error, on_http_exception
-from device_agent.api.metrics import CONTENT_TYPE, Metrics
-from device_agent.api.openapi import openapi_document
-from device_agent.api.status import STATUS_ROUTES
-from device_agent.api.telemetry import traced
+from device_agent.api.edge.auth import ADMIN_PREFIX, Guard
+from device_agent.api.edge.errors import on_error, on_http_exception
+from device_agent.api.monitoring.metrics import CONTENT_TYPE, Metrics
+from device_agent.api.monitoring.status import STATUS_ROUTES
+from device_agent.api.monitoring.telemetry import traced
+from device_agent.api.schema.lazy import openapi_document
 from device_agent.logs import RequestLog
 from edgeonnx.errors import EdgeOnnxError, NotReadyError
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
     from typing import Any
 
-    from device_agent.api.telemetry import Telemetry
+    from device_agent.api.monitoring.telemetry import Telemetry
     from device_agent.config import AgentConfig
-    from device_agent.models import Models
+    from device_agent.models.registry import Models
 
     Scope = MutableMapping[str, Any]
     Message = MutableMapping[str, Any]

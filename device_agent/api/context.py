@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from device_agent.api.body import read_body
-from device_agent.api.exchange import exchange
-from device_agent.api.telemetry import SPAN, stage
+from device_agent.api.edge.body import read_body
+from device_agent.api.edge.exchange import exchange
+from device_agent.api.monitoring.telemetry import SPAN, stage
 from device_agent.config import usable_cpus
 from device_agent.inference.rows import numbers_per_row
 from device_agent.logs import FACTS, note
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from device_agent.api.metrics import Metrics
+    from device_agent.api.monitoring.metrics import Metrics
     from device_agent.config import AgentConfig
+    from device_agent.inference.queue.tickets import Ticket
     from device_agent.inference.rows import Answer, Rows
-    from device_agent.inference.tickets import Ticket
-    from device_agent.loading import LoadedModel
-    from device_agent.models import LiveModel, Models
+    from device_agent.models.loading import LoadedModel
+    from device_agent.models.registry import LiveModel, Models
 
     Prepare = Callable[["Context", Request, bytes], "Job"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from device_agent.inference.rows import TextRows
-    from device_agent.loading import LoadedModel
+    from device_agent.models.loading import LoadedModel
 
     Side = Literal["left", "right"]
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import orjson
 from edgeonnx_ext import base64_rows
 
-from device_agent.api.body import of_type, parse_object, required
 from device_agent.api.context import Job, Rendered
+from device_agent.api.edge.body import of_type, parse_object, required
 from device_agent.api.tasks import (
     EMBEDDING,
     TextsOrTokens,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from device_agent.api.context import Context
     from device_agent.config import Limits
     from device_agent.inference.rows import Answer
-    from device_agent.loading import LoadedModel
+    from device_agent.models.loading import LoadedModel
 
 ENCODINGS = ("float", "base64")
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from edgeonnx_ext import l2_normalize_into
 
-from device_agent.api.body import (
+from device_agent.api.edge.body import (
     check_ids,
     check_integers,
     check_row_count,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from device_agent.config import Limits
     from device_agent.inference.rows import Answer
-    from device_agent.loading import LoadedModel
-    from device_agent.models import LiveModel, Models
+    from device_agent.models.loading import LoadedModel
+    from device_agent.models.registry import LiveModel, Models
     from edgeonnx.spec.manifest import Task
 
 EMBEDDING = "sentence_embedding"

@@ -25,9 +25,9 @@ import numpy as np
 import orjson
 from edgeonnx_ext import label_scores, sigmoid_into
 
-from device_agent.api.body import check_texts, of_type, parse_object, required
 from device_agent.api.context import Job, Rendered
 from device_agent.api.cutting import Cut, cut_rows
+from device_agent.api.edge.body import check_texts, of_type, parse_object, required
 from device_agent.api.tasks import (
     EMBEDDING,
     LOGITS,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from device_agent.api.cutting import Side
     from device_agent.config import AgentConfig, Limits
     from device_agent.inference.rows import Answer
-    from device_agent.loading import LoadedModel
+    from device_agent.models.loading import LoadedModel
 
 CUT_FIELDS = ("truncate", "truncation_direction")
 RERANK_FIELDS = ("query", "texts", "raw_scores", "return_text", *CUT_FIELDS, "model")

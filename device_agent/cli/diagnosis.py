@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from device_agent.cli.doctor import Report
-    from device_agent.inference.providers import ProviderStatus
+    from device_agent.inference.devices.providers import ProviderStatus
     from edgeonnx.errors import EdgeOnnxError
 
 WIDTH = 80
@@ -169,7 +169,7 @@ def _verdict(report: Report) -> Text:
 
 
 def _short(name: str) -> str:
-    from device_agent.inference.providers import label_of
+    from device_agent.inference.devices.providers import label_of
 
     return label_of(name)
 

@@ -15,8 +15,8 @@ from edgeonnx.errors import EdgeOnnxError, RuntimeUnavailableError, printable
 
 if TYPE_CHECKING:
     from device_agent.config import AgentConfig
-    from device_agent.inference.machine import Machine
-    from device_agent.inference.providers import ProviderStatus
+    from device_agent.inference.devices.machine import Machine
+    from device_agent.inference.devices.providers import ProviderStatus
 
 NOTHING_USABLE = 7
 
@@ -119,9 +119,9 @@ def examine(config: AgentConfig) -> Report:
         UsageError: A setting is wrong.
     """
     try:
-        from device_agent.inference.cache import Cache
-        from device_agent.inference.machine import describe_machine
-        from device_agent.inference.opening import usable_here
+        from device_agent.inference.devices.cache import Cache
+        from device_agent.inference.devices.machine import describe_machine
+        from device_agent.inference.devices.opening import usable_here
         from device_agent.inference.session import runtime_build
     except ImportError as error:
         raise RuntimeUnavailableError(
@@ -159,7 +159,7 @@ def examine_bundle(path: Path, config: AgentConfig) -> dict[str, Any]:
     Raises:
         EdgeOnnxError: Whatever keeps it from being served.
     """
-    from device_agent.loading import load_model
+    from device_agent.models.loading import load_model
 
     loaded = load_model(path, config)
     try:

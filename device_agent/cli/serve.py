@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from device_agent.config import AgentConfig
-    from device_agent.loading import LoadedModel
+    from device_agent.models.loading import LoadedModel
 
 Check = Annotated[bool, typer.Option("--check", help="Check the settings and the files that they name, and exit.")]
 
@@ -88,13 +88,13 @@ def check_all(config: AgentConfig) -> None:
     Raises:
         EdgeOnnxError: The address needs a token, a token file or certificate cannot be used, or a folder is no bundle.
     """
-    from device_agent.api.auth import check_listen_address, load_tokens
+    from device_agent.api.edge.auth import check_listen_address, load_tokens
     from edgeonnx.bundle import open_bundle
 
     check_listen_address(config)
     load_tokens(config.security)
     if config.server.tls_certificate is not None:
-        from device_agent.api.tls import ssl_context
+        from device_agent.api.edge.tls import ssl_context
 
         ssl_context(config.server)
     for bundle in config.bundles:
@@ -102,7 +102,7 @@ def check_all(config: AgentConfig) -> None:
 
 
 def _serve(config: AgentConfig) -> bool:
-    """Bind, begin to load, and serve; see `device_agent.api.server.serve`."""
+    """Bind, begin to load, and serve; see `device_agent.server.serve`."""
     import signal
 
     from device_agent.logs import start_logging
@@ -115,7 +115,7 @@ def _serve(config: AgentConfig) -> bool:
     # The first model loads in a thread while the web stack is imported here: each takes some tenths of a second, mostly
     # outside the interpreter lock.
     loading = _begin_loading(config) if config.bundles else None
-    from device_agent.api.server import bind, run, url_of
+    from device_agent.server import bind, run, url_of
 
     listener = bind(config.server.host, config.server.port)
     url = url_of(listener, "http" if config.server.tls_certificate is None else "https")
@@ -148,7 +148,7 @@ def _begin_loading(config: AgentConfig) -> Future[list[LoadedModel]]:
 def _load(bundle: Path, config: AgentConfig, loading: Future[list[LoadedModel]]) -> None:
     """Load the model into `loading`; every outcome goes there, the model in a list from which the server takes it."""
     try:
-        from device_agent.loading import load_model
+        from device_agent.models.loading import load_model
 
         loading.set_result([load_model(bundle, config)])
     except ModuleNotFoundError as error:

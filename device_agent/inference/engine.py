@@ -16,15 +16,15 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from device_agent.inference.providers import label_of
+from device_agent.inference.devices.providers import label_of
 from device_agent.inference.session import OPTIMIZATION, DeviceMemoryError
 from edgeonnx.errors import EdgeOnnxError, InvalidRequestError, ProviderLostError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from device_agent.inference.assignment import Assignment
-    from device_agent.inference.opening import Opened
+    from device_agent.inference.devices.assignment import Assignment
+    from device_agent.inference.devices.opening import Opened
     from device_agent.inference.rows import Array
     from device_agent.inference.session import Session
     from edgeonnx.spec.manifest import Variant

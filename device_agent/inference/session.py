@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from device_agent.inference.assignment import Assignment
 from device_agent.inference.binding import Binding, bindable, host_memory
-from device_agent.inference.providers import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT_PROVIDER
+from device_agent.inference.devices.assignment import Assignment
+from device_agent.inference.devices.providers import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT_PROVIDER
 from edgeonnx.errors import InferenceError, InvalidRequestError, ProviderLostError, RuntimeUnavailableError
 from edgeonnx.spec.manifest import EXTERNAL_FOLDER_OPTION
 
@@ -168,7 +168,7 @@ class Session:
 def _preload(providers: Iterable[str]) -> None:
     """Load the libraries of a GPU's providers that Python packages bring."""
     if needed := [name for name in providers if name in _ON_GPU]:
-        from device_agent.inference.trial import preload
+        from device_agent.inference.devices.trial import preload
 
         for name in needed:
             preload(name)
@@ -176,7 +176,7 @@ def _preload(providers: Iterable[str]) -> None:
 
 def failure_of(error: Exception, provider: str) -> InvalidRequestError | InferenceError:
     """Our error for what ONNX Runtime raised in a run on a provider; see `diagnosis.classify`."""
-    from device_agent.inference.diagnosis import Failure, classify
+    from device_agent.inference.devices.diagnosis import Failure, classify
 
     found = explain(error)
     failure = classify(type(error).__name__, str(error), provider)
@@ -220,7 +220,7 @@ def _version_hint(version: str) -> str:
 
 def explain(error: Exception) -> str:
     """The cause in an exception of ONNX Runtime, as one line of at most 400 characters."""
-    from device_agent.inference.diagnosis import essence  # only failures need it, and starts should be quick
+    from device_agent.inference.devices.diagnosis import essence  # only failures need it, and starts should be quick
 
     return essence(str(error)) or type(error).__name__
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from device_agent.api.errors import INTERNAL, INTERNAL_MESSAGE, error_headers, kind_of
+from device_agent.api.edge.errors import INTERNAL, INTERNAL_MESSAGE, error_headers, kind_of
 from edgeonnx.errors import EdgeOnnxError, printable
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from device_agent.api.auth import Asked, Rules, decide, is_loopback, load_tokens
-from device_agent.api.tls import ssl_context
+from device_agent.api.edge.auth import Asked, Rules, decide, is_loopback, load_tokens
+from device_agent.api.edge.tls import ssl_context
 from edgeonnx.errors import EdgeOnnxError, RuntimeUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from device_agent.api.auth import Tokens
     from device_agent.api.context import Context
+    from device_agent.api.edge.auth import Tokens
     from device_agent.config import AgentConfig, ServerConfig
     from edgeonnx.errors import ServingError
 

@@ -1,7 +1,7 @@
 """`inference.GRPCInferenceService`: the same models, queue and limits as over HTTP, with gRPC's own way to fail.
 
 The call's deadline is the request's deadline (the sooner of it and the parameter `timeout`), and a call that the
-client cancels leaves the queue. An error has the status that `device_agent.api.errors` gives it; one that is worth
+client cancels leaves the queue. An error has the status that `device_agent.api.edge.errors` gives it; one that is worth
 trying again says after how many seconds in the trailing metadata `retry-after`.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc  # type: ignore[import-untyped]
 from google.protobuf.json_format import ParseDict
 
-from device_agent.api.auth import ADMIN_PREFIX, Asked
+from device_agent.api.edge.auth import ADMIN_PREFIX, Asked
 from device_agent.api.open_inference import metadata, repository, unsupported
 from device_agent.api.open_inference.statistics import model_statistics
 from device_agent.rpc.calls import failure_of

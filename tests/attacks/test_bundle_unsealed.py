@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from device_agent.config import AgentConfig
-from device_agent.models import load_model
+from device_agent.models.registry import load_model
 from edgeonnx.bundle import open_bundle, verify_files
 from edgeonnx.bundle.reader import MAX_TIMINGS_BYTES
 from edgeonnx.cli.main import app

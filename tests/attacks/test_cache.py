@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_agent.inference.cache import Cache, CacheKey
+from device_agent.inference.devices.cache import Cache, CacheKey
 
 KEY = CacheKey(
     kind="engines", bundle="b" * 64, variant="v", runtime="1.32.0", provider="TensorrtExecutionProvider", device="Orin"

@@ -15,11 +15,11 @@ from starlette.requests import Request
 
 from device_agent.api import openai, tei
 from device_agent.api.context import Context, Job
-from device_agent.api.metrics import Metrics
+from device_agent.api.monitoring.metrics import Metrics
 from device_agent.api.open_inference.infer import prepare_infer
 from device_agent.config import AgentConfig, Limits, RuntimeConfig
-from device_agent.loading import load_model
-from device_agent.models import Models
+from device_agent.models.loading import load_model
+from device_agent.models.registry import Models
 from edgeonnx.errors import InvalidRequestError, ModelNotFoundError, RequestTooLargeError
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles

@@ -20,7 +20,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from device_agent.api.schema import openapi_json
+from device_agent.api.schema.document import openapi_json
 from device_agent.config import AgentConfig, Limits
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles

@@ -97,8 +97,8 @@ def test_a_second_signal_ends_the_wait(tiny: Path) -> None:
 
 SLOW_LOADER = """
 import threading
-import device_agent.loading as loading
-from device_agent.api import server
+import device_agent.models.loading as loading
+from device_agent import server
 load_model, bind = loading.load_model, server.bind
 def slow(path, *args, **how):
     if path.name.startswith("slow"):

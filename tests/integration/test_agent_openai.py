@@ -16,8 +16,8 @@ import uvicorn
 
 from device_agent.api.app import create_app
 from device_agent.config import AgentConfig, RuntimeConfig
-from device_agent.loading import load_model
-from device_agent.models import Models
+from device_agent.models.loading import load_model
+from device_agent.models.registry import Models
 from edgeonnx.errors import OverloadedError
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles

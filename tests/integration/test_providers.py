@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from device_agent.inference.machine import nvidia_hardware
+from device_agent.inference.devices.machine import nvidia_hardware
 from tests.support import agent, bundles
 
 GPU_PYTHON = os.environ.get("EDGEONNX_GPU_PYTHON", "")

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.inference.admission import Pace, decide, predict
-from device_agent.inference.batching import WaitingRows
+from device_agent.inference.queue.admission import Pace, decide, predict
+from device_agent.inference.queue.batching import WaitingRows
 
 REQUESTS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=6), min_size=1, max_size=20)
 BUDGETS = st.integers(1, 1200)

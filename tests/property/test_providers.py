@@ -7,11 +7,11 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.inference.assignment import Assignment
-from device_agent.inference.cache import CacheKey
-from device_agent.inference.diagnosis import MAX_REASON, Failure, Trial, classify, diagnose, essence
-from device_agent.inference.probing import parse_trace
-from device_agent.inference.providers import (
+from device_agent.inference.devices.assignment import Assignment
+from device_agent.inference.devices.cache import CacheKey
+from device_agent.inference.devices.diagnosis import MAX_REASON, Failure, Trial, classify, diagnose, essence
+from device_agent.inference.devices.probing import parse_trace
+from device_agent.inference.devices.providers import (
     CPU_PROVIDER,
     FALLBACK,
     PREFERENCE,

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from starlette.datastructures import Headers
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from device_agent.api.body import parse_object
+from device_agent.api.edge.body import parse_object
 from device_agent.api.open_inference.binary import HEADER_LENGTH, split_body
 from device_agent.api.open_inference.datatypes import (
     NUMPY_TYPES,

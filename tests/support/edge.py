@@ -18,10 +18,10 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 
-from device_agent.api.body import read_body
-from device_agent.api.errors import answer_error
-from device_agent.api.exchange import exchange
-from device_agent.api.protocol import http_protocol
+from device_agent.api.edge.body import read_body
+from device_agent.api.edge.errors import answer_error
+from device_agent.api.edge.exchange import exchange
+from device_agent.api.edge.protocol import http_protocol
 from device_agent.config import AgentConfig, Limits, ServerConfig
 from edgeonnx.errors import EdgeOnnxError
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from device_agent.api.body import JSON_NAMES, check_integers, of_type
+from device_agent.api.edge.body import JSON_NAMES, check_integers, of_type
 from edgeonnx.errors import InvalidRequestError
 from edgeonnx.spec.tensor import DType
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from device_agent.api.body import check_integers, of_type, required
+from device_agent.api.edge.body import check_integers, of_type, required
 from device_agent.api.open_inference.tensors import BinaryData, JsonData, RawTensor
 from edgeonnx.errors import InvalidRequestError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from device_agent.api.body import parse_object
-from device_agent.api.compression import compressed
 from device_agent.api.context import Job
+from device_agent.api.edge.body import parse_object
+from device_agent.api.edge.compression import compressed
 from device_agent.api.open_inference.binary import split_body
 from device_agent.api.open_inference.fields import read_request
 from device_agent.api.open_inference.request import check_request
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from device_agent.api.open_inference.fields import UncheckedRequest
     from device_agent.api.open_inference.request import InferRequest
     from device_agent.inference.rows import Answer
-    from device_agent.models import LiveModel
+    from device_agent.models.registry import LiveModel
     from edgeonnx.spec.manifest import Manifest
 
     Render = Callable[[Answer, InferRequest, Manifest], Rendered]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from device_agent.api.context import Context
     from device_agent.config import Limits
-    from device_agent.loading import LoadedModel
+    from device_agent.models.loading import LoadedModel
     from edgeonnx.spec.tensor import TensorSpec
 
 SERVER_NAME = "edgeonnx-agent"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from device_agent.api.body import parse_object, read_body
+from device_agent.api.edge.body import parse_object, read_body
 from device_agent.api.open_inference.fields import optional, optional_flag
 from device_agent.api.open_inference.replies import json_response
-from device_agent.models import ModelState
+from device_agent.models.registry import ModelState
 from edgeonnx.errors import InvalidRequestError
 
 if TYPE_CHECKING:

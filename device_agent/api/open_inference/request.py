@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from device_agent.api.body import (
+from device_agent.api.edge.body import (
     check_ids,
     check_row_count,
     check_texts,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from device_agent.api.open_inference.fields import UncheckedRequest
     from device_agent.api.open_inference.tensors import RawTensor
     from device_agent.config import Limits
-    from device_agent.loading import LoadedModel
+    from device_agent.models.loading import LoadedModel
     from edgeonnx.spec.manifest import Manifest
     from edgeonnx.spec.tensor import TensorSpec
 

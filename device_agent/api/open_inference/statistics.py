@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from device_agent.api.context import Context
     from device_agent.inference.rows import Answer
-    from device_agent.loading import LoadedModel
+    from device_agent.models.loading import LoadedModel
 
 
 @dataclass(kw_only=True)

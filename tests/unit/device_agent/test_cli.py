@@ -178,9 +178,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_serving_imports_nothing_that_it_does_not_need_at_the_start() -> None:
     script = (
-        "import sys; import device_agent.api.server, device_agent.loading;"
+        "import sys; import device_agent.server, device_agent.models.loading;"
         "names = ('fastapi', 'grpc', 'rich', 'prometheus_client', "
-        "'device_agent.api.exposition', 'device_agent.api.status_page');"
+        "'device_agent.api.monitoring.exposition', 'device_agent.api.monitoring.status_page');"
         "print([name for name in names if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -7,8 +7,8 @@ from starlette.testclient import TestClient
 
 from device_agent.api.app import create_app
 from device_agent.config import AgentConfig, Limits, RuntimeConfig
-from device_agent.loading import LoadedModel, load_model
-from device_agent.models import Models
+from device_agent.models.loading import LoadedModel, load_model
+from device_agent.models.registry import Models
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
 

@@ -17,11 +17,11 @@ from starlette.responses import Response
 
 from device_agent.api import context as module
 from device_agent.api.context import STARTED, Context, Job, Rendered
-from device_agent.api.exchange import EXTENSION, Exchange
+from device_agent.api.edge.exchange import EXTENSION, Exchange
 from device_agent.config import AgentConfig, Limits, QueueConfig
-from device_agent.inference.batcher import Batcher
+from device_agent.inference.queue.batcher import Batcher
 from device_agent.inference.rows import Answer, TokenRows
-from device_agent.models import LiveModel
+from device_agent.models.registry import LiveModel
 from edgeonnx.errors import (
     ClientGoneError,
     DeadlineExceededError,

@@ -15,9 +15,9 @@ from device_agent.cli import doctor as doctor_module
 from device_agent.cli.diagnosis import WIDTH, render
 from device_agent.cli.doctor import BundleReport, Report, doctor, examine
 from device_agent.config import AgentConfig, RuntimeConfig
-from device_agent.inference import opening
-from device_agent.inference.machine import Gpu, Machine
-from device_agent.inference.providers import ProviderStatus
+from device_agent.inference.devices import opening
+from device_agent.inference.devices.machine import Gpu, Machine
+from device_agent.inference.devices.providers import ProviderStatus
 from edgeonnx.errors import RuntimeUnavailableError, SelectionError
 from tests.support import bundles
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from device_agent.inference import engine as engine_module
-from device_agent.inference.assignment import Assignment
+from device_agent.inference.devices.assignment import Assignment
+from device_agent.inference.devices.opening import Opened
 from device_agent.inference.engine import Engine
-from device_agent.inference.opening import Opened
 from device_agent.inference.session import DeviceMemoryError
 from edgeonnx.errors import InferenceError, InvalidRequestError, ProviderLostError, SelectionError
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from device_agent.inference.providers import device_profile
+from device_agent.inference.devices.providers import device_profile
 from edgeonnx.spec.numerics import IntegerKernel, integer_kernel, saturates
 
 Weights = NDArray[np.int8]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from device_agent.config import AgentConfig, RuntimeConfig
-from device_agent.loading import LoadedModel, load_model
+from device_agent.models.loading import LoadedModel, load_model
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
 

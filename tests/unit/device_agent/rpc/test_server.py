@@ -19,11 +19,11 @@ import pytest
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc.aio")
 
-from device_agent.api.auth import Tokens  # noqa: E402
 from device_agent.api.context import Context  # noqa: E402
-from device_agent.api.metrics import Metrics  # noqa: E402
+from device_agent.api.edge.auth import Tokens  # noqa: E402
+from device_agent.api.monitoring.metrics import Metrics  # noqa: E402
 from device_agent.config import AgentConfig, Limits, SecurityConfig, ServerConfig  # noqa: E402
-from device_agent.models import Models  # noqa: E402
+from device_agent.models.registry import Models  # noqa: E402
 from device_agent.rpc import GrpcServer, serve_grpc  # noqa: E402
 from device_agent.rpc.descriptors import SERVICE, message_types  # noqa: E402
 from device_agent.rpc.inference import STREAM_REQUESTS  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 from device_agent.api.open_inference.metadata import EXTENSIONS, model_config, model_metadata
 from device_agent.config import AgentConfig, Limits, RuntimeConfig
-from device_agent.loading import load_model
+from device_agent.models.loading import load_model
 from edgeonnx import __version__
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from device_agent.api.open_inference.repository import STATES
-from device_agent.models import ModelEntry, ModelState
+from device_agent.models.registry import ModelEntry, ModelState
 
 ENTRIES = [
     ModelEntry(name="tiny", version="1.0.0", state=ModelState.READY),

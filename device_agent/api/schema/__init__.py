@@ -1,0 +1,1 @@
+"""The OpenAPI document of the agent, made by FastAPI when it is first asked for."""

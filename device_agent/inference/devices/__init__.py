@@ -1,0 +1,1 @@
+"""What this machine can run on: execution providers tried, opened and kept track of."""

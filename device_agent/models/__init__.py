@@ -1,0 +1,1 @@
+"""The models that requests meet: from a bundle's folder to one that serves, is swapped, drained and unloaded."""

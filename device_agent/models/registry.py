@@ -1,0 +1,426 @@
+"""The models that requests meet: loaded, swapped, drained and unloaded while the agent serves.
+
+The registry belongs to the event loop's thread; loading and freeing happen in threads of their own. The rules:
+
+- Each name has at most one version that serves. A swap loads the new version beside the old one and proves it, then
+  turns new requests to it in one step; the old one is closed when its last request is answered. No request fails.
+- A load that fails changes nothing: what served still serves, and the index has the reason.
+- Loads and unloads happen one after the other, in the order in which they were asked for: the memory that a load takes
+  is measured, and an unload behind a load of the same name means the model that is being loaded. Only the wait for
+  requests in flight, and the freeing, hold up nobody. Whoever asked may leave; what was asked for is done all the same.
+- A load of exactly the bundle that serves already, unchanged on disk, does nothing.
+- If the agent begins to stop while a model loads, the model never serves.
+- A bundle that is removed while it serves still serves, because its mapped files live on. If its files are written
+  to, it may not: the index says so. Bundles are immutable; a new one gets a new folder.
+
+At start, the bundles of the settings are loaded in their order. If one of several fails, the others serve, and the log
+and the index have the reason; if none is left, the agent stops with the first error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol
+
+from device_agent.models import memory
+from device_agent.models.background import Background
+from device_agent.models.repository import candidates, choose, look
+from device_agent.models.states import LiveModel, ModelEntry, ModelState, Record
+from edgeonnx.errors import (
+    BundleError,
+    EdgeOnnxError,
+    ModelNotFoundError,
+    NotReadyError,
+    UsageError,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from device_agent.config import AgentConfig
+    from device_agent.models.loading import LoadedModel
+    from device_agent.models.repository import Found
+
+__all__ = ["LiveModel", "ModelEntry", "ModelState", "Models"]
+
+_CAME_IN_TIME: ContextVar[bool] = ContextVar("came_in_time", default=False)
+"""Whether the request that the running task answers came before the agent began to stop."""
+
+logger = logging.getLogger("edgeonnx.agent")
+
+
+class Load(Protocol):
+    """Loads a bundle: `device_agent.models.loading.load_model`, or a fake in tests."""
+
+    def __call__(
+        self, path: Path, config: AgentConfig, *, taken_bytes: int = 0, beside: str | None = None
+    ) -> LoadedModel:
+        """Load; blocking."""
+        ...
+
+
+class Models:
+    """All models of the agent.
+
+    Args:
+        config: The agent's settings.
+        load: Loads a bundle; None takes `device_agent.models.loading.load_model`.
+    """
+
+    def __init__(self, config: AgentConfig, load: Load | None = None) -> None:
+        self._config = config
+        self._loader = load
+        self._records: list[Record] = []
+        self._live: dict[str, Record] = {}
+        self._default: str | None = None
+        self._turn = asyncio.Lock()
+        self._background = Background()
+        self._requests = 0
+        self._no_request = asyncio.Event()
+        self._no_request.set()
+        self.started = False
+        self.draining = False
+        self.swaps = 0
+        """Versions that were replaced by another one while the agent served."""
+        self.loads = 0
+        """Models that were loaded and served."""
+        self.failed_loads = 0
+        """Loads that failed."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the start is over and the agent is not stopping. Each model has a readiness of its own."""
+        return self.started and not self.draining
+
+    @property
+    def state(self) -> str:
+        """Where the agent as a whole stands, in a word."""
+        if self.draining:
+            return ModelState.DRAINING.value
+        return ModelState.READY.value if self.started else ModelState.LOADING.value
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are being received or answered."""
+        in_models = sum(record.live.in_flight for record in self._records if record.live is not None)
+        return max(self._requests, in_models)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request for the length of it, from its head on.
+
+        One that came before the agent began to stop is answered all the same: its task finds the models, and `drained`
+        waits for it.
+        """
+        if self.draining:
+            yield
+            return
+        self._requests += 1
+        self._no_request.clear()
+        token = _CAME_IN_TIME.set(True)
+        try:
+            yield
+        finally:
+            _CAME_IN_TIME.reset(token)
+            self._requests -= 1
+            if self._requests == 0:
+                self._no_request.set()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that all loaded models take."""
+        return sum(record.live.loaded.memory_bytes for record in self._records if record.live is not None)
+
+    def all(self) -> list[LiveModel]:
+        """The models that serve, in the order in which they were loaded first."""
+        return [record.live for record in self._live.values() if record.live is not None]
+
+    @property
+    def working(self) -> bool:
+        """Whether a model is being loaded or freed."""
+        return not self._background.idle
+
+    def check_ready(self) -> None:
+        """Refuse early what cannot be answered.
+
+        Raises:
+            NotReadyError: No model serves yet, or the agent is stopping.
+        """
+        if self.draining and not _CAME_IN_TIME.get():
+            raise NotReadyError("the agent is not ready", found="draining")
+        if not (self.started or self._live):
+            raise NotReadyError(
+                "the agent is not ready", found="loading", hint="ask /v2/health/ready until it answers 200"
+            )
+
+    def find(self, name: str | None = None, version: str | None = None) -> LiveModel:
+        """The model that serves under a name.
+
+        Args:
+            name: Name in the request; None takes the default: the first bundle of the settings, or without any the
+                model that was loaded first. It stays the default when it is unloaded, because another model's answer
+                would be a wrong one.
+            version: Version in the request; None takes whatever serves.
+
+        Raises:
+            NotReadyError: It is loading or failed to, or the agent is stopping.
+            ModelNotFoundError: There is none of that name or version.
+        """
+        self.check_ready()
+        wanted = self._default if name is None else name
+        record = self._live.get(wanted or "")
+        if record is None or record.live is None:
+            raise self._absent(wanted)
+        if version not in (None, "", record.version):
+            raise ModelNotFoundError(
+                "no such version of the model",
+                where="version",
+                expected=repr(record.version),
+                found=repr((version or "")[:80]),
+            )
+        return record.live
+
+    def _absent(self, name: str | None) -> EdgeOnnxError:
+        """Why a name is not served."""
+        record = next((record for record in reversed(self._records) if record.name == name), None)
+        if record is not None and record.state in (ModelState.LOADING, ModelState.FAILED):
+            return NotReadyError(
+                "the model is not ready", where=record.name, found=f"{record.state.value} {record.reason}".strip()
+            )
+        return ModelNotFoundError(
+            "no such model",
+            where="model",
+            expected=" or ".join(map(repr, self._live)) or "a model that is loaded",
+            found="no name, and no default" if name is None else repr(name[:80]),
+        )
+
+    def index(self) -> list[ModelEntry]:
+        """Every model that serves, or could: the repository index.
+
+        It reads metadata on disk, which takes milliseconds, and may be called in another thread.
+        """
+        entries = [self._entry(record) for record in list(self._records)]
+        known = {(entry.name, entry.version) for entry in entries}
+        for found in candidates(self._config.bundles, self._config.repository):
+            if (found.name, found.version) in known:
+                continue
+            known.add((found.name, found.version))
+            state = ModelState.UNLOADED if found.error is None else ModelState.FAILED
+            reason = "" if found.error is None else printable(found.error)
+            entries.append(ModelEntry(name=found.name, version=found.version, state=state, reason=reason))
+        return entries
+
+    def _entry(self, record: Record) -> ModelEntry:
+        reason, live = record.reason, record.live
+        if record.state is ModelState.READY and live is not None:
+            changed = live.loaded.changed_files()
+            if changed:
+                reason = f"{len(changed)} files changed on disk since they were verified ({changed[0]}): load it again"
+        return ModelEntry(name=record.name, version=record.version, state=record.state, reason=reason)
+
+    def serve(self, loaded: LoadedModel) -> None:
+        """Turn new requests for its name to a loaded model; a version that served before is retired. For tests."""
+        self.started = True
+        record = Record(loaded.name, loaded.version)
+        self._records.append(record)
+        self._turn_to(record, loaded)
+
+    def _turn_to(self, record: Record, loaded: LoadedModel) -> None:
+        """The one step of a swap: from here on, `find` gives the new model."""
+        if self._default is None:
+            self._default = loaded.name
+        record.live = LiveModel(loaded)
+        record.go(ModelState.READY)
+        before = self._live.get(loaded.name)
+        self._live[loaded.name] = record
+        self.loads += 1
+        if before is not None:
+            self.swaps += 1
+            self._background.spawn(self._retire(before))
+
+    async def start(self, first: asyncio.Future[list[LoadedModel]] | None = None) -> None:
+        """Load the bundles of the settings in their order.
+
+        Args:
+            first: Gives the first bundle's model if that is loading already, in a list from which it is taken.
+
+        Raises:
+            EdgeOnnxError: Two bundles have one name, or none could be loaded: the first one's error.
+        """
+        found = [look(path) for path in self._config.bundles]
+        names = [each.name for each in found]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                "two bundles have one name; a name has one version that serves",
+                where="bundles",
+                found=", ".join(str(each.path) for each in found if each.name == twice),
+                hint="put both into a repository and load the version that shall serve",
+            )
+        if found:
+            self._default = found[0].name
+        errors: list[EdgeOnnxError] = []
+        for index, each in enumerate(found):
+            try:
+                async with self._turn:
+                    await self._load(each, first if index == 0 else None)
+            except EdgeOnnxError as error:
+                errors.append(error)
+        if self.draining:
+            return
+        if errors and not self._live:
+            raise errors[0]
+        self.started = True
+
+    async def load(self, name: str, version: str | None = None, *, force: bool = False) -> None:
+        """Load a model, or swap it for another version; returns when it serves.
+
+        Args:
+            name: The name in its manifest.
+            version: The version; None takes the newest (`device_agent.models.repository.version_order`).
+            force: Load it again even if exactly this bundle serves already.
+
+        Raises:
+            ModelNotFoundError: No folder of the repository, and no bundle of the settings, is that model.
+            NotReadyError: The agent is stopping.
+            MemoryBudgetError: It does not fit into the memory, perhaps not beside the version that serves.
+            EdgeOnnxError: It did not pass its checks; see `device_agent.models.loading.load_model`.
+        """
+        await self._background.finish(self._load_in_turn(name, version, force=force))
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model, and free its memory when its last request is answered; returns when that is done.
+
+        A model that does not serve stays so; a failure of it is forgotten.
+
+        Raises:
+            ModelNotFoundError: There is no model of that name.
+        """
+        await self._background.finish(self._unload_in_turn(name))
+
+    def drain(self) -> None:
+        """Take no new request; those in flight are finished."""
+        self.draining = True
+
+    async def drained(self, timeout: float) -> bool:
+        """Wait until no request is in flight; False if some still are after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._no_request.wait()
+                for record in list(self._records):
+                    if record.live is not None:
+                        await record.live.idle()
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self, timeout: float) -> bool:
+        """End all runner threads; False if one still runs, or a model is still being loaded."""
+        live = [record.live for record in self._records if record.live is not None]
+        ended = [each.loaded.close(timeout) for each in live]
+        return all(ended) and not self._background.threads
+
+    async def _load_in_turn(self, name: str, version: str | None, *, force: bool) -> None:
+        async with self._turn:
+            self._check_not_stopping()
+            found = await self._background.in_thread(self._choose, name, version)
+            serving = self._live.get(name)
+            if not force and serving is not None and serving.live is not None:
+                loaded = serving.live.loaded
+                same = loaded.bundle.digest == found.digest and loaded.bundle.root == found.path
+                if same and not await self._background.in_thread(loaded.changed_files):
+                    return
+            await self._load(found)
+
+    def _choose(self, name: str, version: str | None) -> Found:
+        return choose(candidates(self._config.bundles, self._config.repository), name, version)
+
+    async def _load(self, found: Found, loading: asyncio.Future[list[LoadedModel]] | None = None) -> None:
+        """Load one bundle and let it serve. Call it in the name's turn, and with no other load."""
+        record = self._begin(found)
+        try:
+            if loading is None:
+                serving = self._live.get(found.name)
+                beside = None if serving is None else f"{serving.name} {serving.version}"
+                loaded = await self._background.in_thread(self._load_now, found, self.memory_bytes, beside)
+            else:
+                loaded = (await loading).pop()
+            await self._check_loaded(found, loaded)
+        except BaseException as error:
+            record.go(ModelState.FAILED, str(error) or type(error).__name__)
+            if not isinstance(error, asyncio.CancelledError):
+                self.failed_loads += 1
+                logger.error("%s %s is not loaded: %s", found.name, found.version, printable(error))  # noqa: TRY400
+            raise
+        record.name, record.version = loaded.name, loaded.version
+        self._turn_to(record, loaded)
+
+    def _load_now(self, found: Found, taken_bytes: int, beside: str | None) -> LoadedModel:
+        """Load a bundle in the calling thread."""
+        if found.error is not None:
+            raise found.error
+        load = self._loader or _load_model()
+        return load(found.path, self._config, taken_bytes=taken_bytes, beside=beside)
+
+    async def _check_loaded(self, found: Found, loaded: LoadedModel) -> None:
+        """Close a model that must not serve, and say why."""
+        if self.draining or (loaded.name != found.name and found.error is None):
+            await self._background.in_thread(loaded.close)
+            self._check_not_stopping()
+            raise BundleError("became another model while it was loaded", where=str(found.path), found=loaded.name)
+
+    def _begin(self, found: Found) -> Record:
+        """A new attempt, in place of earlier ones of this name and version that failed."""
+        self._records = [
+            record
+            for record in self._records
+            if record.state is not ModelState.FAILED or (record.name, record.version) != (found.name, found.version)
+        ]
+        record = Record(found.name, found.version)
+        self._records.append(record)
+        return record
+
+    async def _unload_in_turn(self, name: str) -> None:
+        async with self._turn:
+            failed = [each for each in self._records if each.name == name and each.state is ModelState.FAILED]
+            self._records = [each for each in self._records if each not in failed]
+            record = self._live.pop(name, None)
+            if record is None and not failed:
+                await self._background.in_thread(self._choose, name, None)
+        if record is not None:
+            await self._retire(record)
+
+    async def _retire(self, record: Record) -> None:
+        """Close a model that gets no new requests, when its last one is answered, and give its memory back."""
+        live = record.live
+        if live is None:
+            return
+        record.go(ModelState.DRAINING)
+        await live.idle()
+        last = [live.loaded]
+        record.live = live = None
+        await self._background.in_thread(_free, last)
+        record.go(ModelState.UNLOADED)
+        self._records.remove(record)
+        logger.info("%s %s is unloaded", record.name, record.version)
+
+    def _check_not_stopping(self) -> None:
+        if self.draining:
+            raise NotReadyError("the agent is stopping; no model is loaded any more")
+
+
+def _load_model() -> Load:
+    from device_agent.models.loading import load_model  # heavy: ONNX Runtime
+
+    return load_model
+
+
+def _free(last: list[LoadedModel]) -> None:
+    """Close a model and give its memory back; `last` holds the last reference to it, and is emptied."""
+    last.pop().close()
+    memory.give_back()
