@@ -141,6 +141,8 @@ def _begin_loading(config: AgentConfig) -> Future[list[LoadedModel]]:
     from concurrent.futures import Future
 
     loading: Future[list[LoadedModel]] = Future()
+    # A load cannot be called off: a stop while it runs must not take the place where its outcome goes.
+    loading.set_running_or_notify_cancel()
     threading.Thread(target=_load, args=(config.bundles[0], config, loading), name="loader", daemon=True).start()
     return loading
 
