@@ -80,7 +80,7 @@ def shapes(model: str, encoding: str) -> tuple[Shape, ...]:
         return tuple(Message(data=embeddings(model, group, encoding), texts=len(group)) for group in groups)
 
     return (
-        Shape(name="one text", connections=64, messages=messages(singles(texts))),
+        Shape(name="one text", connections=256, messages=messages(singles(texts))),
         Shape(name="1 to 32 texts", connections=16, messages=messages(mixed(texts))),
     )
 

@@ -91,6 +91,7 @@ def _add_middlewares(app: Starlette, context: Context, telemetry: Telemetry | No
         guard = Guard(routes, context.config, context.metrics.refused)
         return guard
 
+    app.add_middleware(partial(Direct, context=context))
     app.add_middleware(guarded)
     app.add_middleware(Observer, context=context)
     app.add_middleware(partial(traced, telemetry=telemetry))
@@ -122,6 +123,35 @@ def endpoint_of(handlers: Mapping[str, Handler], context: Context) -> Callable[[
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
     """The client left while its body was read; nobody reads this response."""
     return Response(status_code=400)
+
+
+class Direct:
+    """ASGI middleware: sends requests for inference on a fixed path straight to their handlers.
+
+    Starlette's router wraps each request five times more; on these paths that would be a fifth of what the event loop
+    does for a request. Errors are told by the same functions.
+    """
+
+    def __init__(self, app: App, context: Context) -> None:
+        self._app = app
+        self._context = context
+        self._on_error = context.metrics.counting(on_error)
+        self._handlers = {path: handler for method, path, handler in ROUTES if method == "POST" and path in DIRECT}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await handler(self._context, request)
+        except ClientDisconnect as error:
+            response = await _on_disconnect(request, error)
+        except Exception as error:  # noqa: BLE001 - the table of errors has an answer for each
+            response = await self._on_error(request, error)
+        await response(scope, receive, send)
 
 
 class Observer:
@@ -203,6 +233,9 @@ async def _model(context: Context, request: Request) -> Response:
 async def _metrics(context: Context, _request: Request) -> Response:
     return Response(context.metrics.render(context.models), media_type=CONTENT_TYPE)
 
+
+DIRECT = frozenset({"/v1/embeddings", "/embed", "/rerank", "/classify", "/predict"})
+"""Paths for inference that go straight to their handlers; see `Direct`."""
 
 # The routes that carry the load come first: the router tries them in order.
 ROUTES: tuple[tuple[str, str, Handler], ...] = (

@@ -138,3 +138,18 @@ def test_a_wrong_method_is_told_all_right_ones(connect) -> None:
     response = connect().put("/v2/logging")
     assert response.status_code == 405
     assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
+
+
+def test_what_goes_straight_to_its_handler_is_answered_as_by_the_router(connect, monkeypatch) -> None:
+    """The short way has the same answers and errors as the router's."""
+    bodies = [{"model": "tiny", "input": "the cat"}, {"model": "tiny"}, {"model": "other", "input": "x"}]
+    straight = [connect().post("/v1/embeddings", json=body) for body in bodies]
+    monkeypatch.setattr("device_agent.api.app.DIRECT", frozenset())
+    routed = [connect().post("/v1/embeddings", json=body) for body in bodies]
+    assert [(each.status_code, each.json()) for each in straight] == [(each.status_code, each.json()) for each in routed]
+    assert [each.status_code for each in straight] == [200, 400, 404]
+
+
+def test_a_wrong_method_on_a_straight_path_is_refused(connect) -> None:
+    response = connect().get("/v1/embeddings")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
