@@ -146,7 +146,9 @@ def test_what_goes_straight_to_its_handler_is_answered_as_by_the_router(connect,
     straight = [connect().post("/v1/embeddings", json=body) for body in bodies]
     monkeypatch.setattr("device_agent.api.app.DIRECT", frozenset())
     routed = [connect().post("/v1/embeddings", json=body) for body in bodies]
-    assert [(each.status_code, each.json()) for each in straight] == [(each.status_code, each.json()) for each in routed]
+    assert [(each.status_code, each.json()) for each in straight] == [
+        (each.status_code, each.json()) for each in routed
+    ]
     assert [each.status_code for each in straight] == [200, 400, 404]
 
 
