@@ -106,12 +106,14 @@ def _serve(config: AgentConfig) -> bool:
     import signal
 
     from device_agent.logs import start_logging
+    from device_agent.models.memory import share_heaps
 
     start_logging(config.log)
     # Until the server takes the signals over, nothing is served that would have to be finished.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    share_heaps()
     # The first model loads in a thread while the web stack is imported here: each takes some tenths of a second, mostly
     # outside the interpreter lock.
     loading = _begin_loading(config) if config.bundles else None

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,3 +148,33 @@ def test_freed_memory_goes_back() -> None:
     assert empty is not None
     assert empty.anonymous < full.anonymous - 20 * MIB
     assert len(kept) == 600
+
+
+HEAPS = """
+import ctypes, sys, threading
+from device_agent.models.memory import share_heaps
+if sys.argv[1] == "shared":
+    share_heaps()
+together = threading.Barrier(8)
+def allocate():
+    together.wait()
+    kept = [bytearray(5000) for _ in range(100)]
+    together.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+stream = libc.fdopen(1, b"w")
+libc.malloc_info(0, ctypes.c_void_p(stream))
+libc.fflush(ctypes.c_void_p(stream))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="another C library than glibc")
+def test_threads_share_two_heaps() -> None:
+    def heaps(how: str) -> int:
+        found = subprocess.run([sys.executable, "-c", HEAPS, how], capture_output=True, text=True, check=True)
+        return found.stdout.count("<heap nr=")
+
+    assert heaps("shared") <= 2 < heaps("each")
