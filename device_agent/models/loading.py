@@ -325,15 +325,21 @@ def _check_unchanged(verifier: Verifier) -> None:
 
 
 def _log_choice(loaded: LoadedModel) -> None:
-    """One line a model, and one for each variant that is not used: what an operator looks for first."""
+    """What serves and where its nodes run, what it takes, and why each other variant is not used."""
     engine = loaded.engine
     logger.info(
-        "%s %s: variant %s (%s) serves on %s, %d runners of %d threads (%s), %s and %s mapped, loaded in %.2f s (%s)",
+        "%s %s: variant %s (%s) serves on %s; %s",
         loaded.name,
         loaded.version,
         engine.variant.name,
         printable(engine.variant.precision),
         ", ".join(engine.providers),
+        engine.assignment,
+    )
+    logger.info(
+        "%s %s: runners %d, threads of each %d (%s); memory %s and %s mapped; loaded in %.2f s (%s)",
+        loaded.name,
+        loaded.version,
         loaded.plan.runners,
         loaded.plan.threads,
         loaded.plan.reason,

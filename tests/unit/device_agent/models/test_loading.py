@@ -171,10 +171,12 @@ def test_each_cpu_gets_the_variant_that_is_right_on_it_and_is_told_why(
     assert loaded.engine.not_used == not_used
     lines = [record.message for record in caplog.records]
     precision = serves.removeprefix("cpu-")
-    assert lines[0].startswith(
-        f"tiny 1.0.0: variant {serves} ({precision}) serves on CPUExecutionProvider, 1 runners of 1 threads "
+    assert lines[0] == (
+        f"tiny 1.0.0: variant {serves} ({precision}) serves on CPUExecutionProvider; {loaded.engine.assignment}"
     )
-    assert lines[1:] == [f"tiny 1.0.0: variant {name} is not used: {reason}" for name, reason in not_used.items()]
+    assert "on CPU (100.0 %)" in lines[0]
+    assert lines[1].startswith("tiny 1.0.0: runners 1, threads of each 1 (")
+    assert lines[2:] == [f"tiny 1.0.0: variant {name} is not used: {reason}" for name, reason in not_used.items()]
     assert loaded.variants() == tuple(
         (f"cpu-{name}", name, not_used.get(f"cpu-{name}")) for name in ("int8", "int8-7bit", "fp32")
     )
