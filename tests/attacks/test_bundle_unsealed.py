@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from device_agent.config import AgentConfig
-from device_agent.models.registry import load_model
+from device_agent.config import AgentConfig, RuntimeConfig
+from device_agent.models.loading import load_model
 from edgeonnx.bundle import open_bundle, verify_files
 from edgeonnx.bundle.reader import MAX_TIMINGS_BYTES
 from edgeonnx.cli.main import app
@@ -46,7 +46,7 @@ def bundle(good: Path, tmp_path: Path) -> Path:
 def refused(bundle: Path, kind: type[BundleError]) -> BundleError:
     """The error of opening; the agent must not go further than that, and `verify` says so with its code."""
     with pytest.raises(kind) as caught:
-        load_model(bundle, AgentConfig(threads=1))
+        load_model(bundle, AgentConfig(runtime=RuntimeConfig(runners=1, threads=1)))
     done = CliRunner().invoke(app, ["verify", str(bundle)])
     assert done.exit_code == 5, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
@@ -103,8 +103,8 @@ def test_a_list_that_names_one(bundle: Path, name: str) -> None:
 def test_whatever_they_hold_the_agent_serves_and_does_not_read_them(bundle: Path, name: str) -> None:
     (bundle / name).write_bytes(b"\xff\x00 not what it says")
     (bundle / name).chmod(0)
-    loaded = load_model(bundle, AgentConfig(threads=1))
-    loaded.runner.close()
+    loaded = load_model(bundle, AgentConfig(runtime=RuntimeConfig(runners=1, threads=1)))
+    loaded.close()
     done = CliRunner().invoke(app, ["verify", str(bundle), "--json"])
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["not_covered_by_digest"] == [name]

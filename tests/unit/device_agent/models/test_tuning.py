@@ -81,7 +81,7 @@ def test_a_measurement_is_made_once_and_kept(bundle: Bundle, tmp_path: Path, mon
         assert "measured" in plan.reason
         assert opened.threads == opens
     assert len(calls) == 1
-    assert calls[0][:2] == (4, 512)
+    assert calls[0][:2] == (4, AgentConfig().queue.batch_tokens)
 
 
 def test_the_usual_row_is_a_golden_one_of_middle_length_without_padding(bundle: Bundle) -> None:
