@@ -54,10 +54,14 @@ Figures = TypeVar("Figures")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A kind of requests, and the connections that saturate the server with them."""
+    """A kind of requests, and the connections that saturate the server with them.
+
+    With a deadline fewer do: as many as wait no longer than it, or the server refuses what a closed loop sends anew.
+    """
 
     name: str
     connections: int
+    with_deadline: int
     messages: tuple[Message, ...]
 
     @property
@@ -80,8 +84,8 @@ def shapes(model: str, encoding: str) -> tuple[Shape, ...]:
         return tuple(Message(data=embeddings(model, group, encoding), texts=len(group)) for group in groups)
 
     return (
-        Shape(name="one text", connections=256, messages=messages(singles(texts))),
-        Shape(name="1 to 32 texts", connections=16, messages=messages(mixed(texts))),
+        Shape(name="one text", connections=256, with_deadline=64, messages=messages(singles(texts))),
+        Shape(name="1 to 32 texts", connections=16, with_deadline=16, messages=messages(mixed(texts))),
     )
 
 
@@ -157,7 +161,7 @@ def closed(agent: Agent, shape: Shape, seconds: float, *, refusals: bool = False
         Load(
             address=agent.address,
             messages=shape.messages,
-            connections=shape.connections,
+            connections=shape.with_deadline if refusals else shape.connections,
             seconds=seconds,
             warm_up=min(1.5, seconds / 2),
         )
