@@ -146,9 +146,10 @@ def infer(texts: list[str], seconds: float) -> dict[str, object]:
 
 def test_the_clients_own_time(agent: Agent) -> None:
     url = f"{agent.url}{INFER}"
-    response = httpx.post(url, json=infer([TEXT], 0.001))
+    # So many runs that no pause of the machine lets the answer and the deadline be seen at one time.
+    response = httpx.post(url, json=infer([TEXT] * 100, 0.005))
     assert response.status_code == 504
-    assert "at most 0.001 s" in response.json()["error"]
+    assert "at most 0.005 s" in response.json()["error"]
     assert httpx.post(url, json=infer([TEXT], 20)).status_code == 200
 
 
