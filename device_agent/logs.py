@@ -26,16 +26,13 @@ import orjson
 from edgeonnx.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-    from typing import Any, TextIO
+    from collections.abc import Iterable
+    from typing import TextIO
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from device_agent.config import LogConfig
 
-    Scope = MutableMapping[str, Any]
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that the running task answers."""
@@ -163,7 +160,7 @@ class RequestLog:
         config: Whether to write a line for each request.
     """
 
-    def __init__(self, app: App, config: LogConfig) -> None:
+    def __init__(self, app: ASGIApp, config: LogConfig) -> None:
         self._app = app
         self._lines = config.requests
 

@@ -31,18 +31,14 @@ from device_agent.logs import RequestLog
 from edgeonnx.errors import EdgeOnnxError, NotReadyError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-    from typing import Any
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from device_agent.api.monitoring.telemetry import Telemetry
     from device_agent.config import AgentConfig
     from device_agent.models.registry import Models
 
-    Scope = MutableMapping[str, Any]
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Scope, Receive, Send], Awaitable[None]]
     Handler = Callable[[Context, Request], Awaitable[Response]]
 
 
@@ -86,7 +82,7 @@ def _add_middlewares(app: Starlette, context: Context, telemetry: Telemetry | No
     """
     guard: Guard | None = None
 
-    def guarded(routes: App) -> App:
+    def guarded(routes: ASGIApp) -> ASGIApp:
         nonlocal guard
         guard = Guard(routes, context.config, context.metrics.refused)
         return guard
@@ -132,7 +128,7 @@ class Direct:
     does for a request. Errors are told by the same functions.
     """
 
-    def __init__(self, app: App, context: Context) -> None:
+    def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
         self._context = context
         self._on_error = context.metrics.counting(on_error)
@@ -157,7 +153,7 @@ class Direct:
 class Observer:
     """ASGI middleware: stamps each request with its start, counts its status, and lets a drain wait for it."""
 
-    def __init__(self, app: App, context: Context) -> None:
+    def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
         self._metrics = context.metrics
         self._models = context.models

@@ -38,17 +38,13 @@ from device_agent.api.edge.errors import answer_error
 from edgeonnx.errors import EdgeOnnxError, ForbiddenError, ServingError, UnauthorizedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+    from collections.abc import Callable, Iterable
     from pathlib import Path
-    from typing import Any
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from device_agent.config import AgentConfig, SecurityConfig
 
-    Scope = MutableMapping[str, Any]
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger("edgeonnx.agent")
 
@@ -305,7 +301,9 @@ class Guard:
         UsageError: A token file cannot be used.
     """
 
-    def __init__(self, app: App, config: AgentConfig, on_refused: Callable[[Exception], None] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, config: AgentConfig, on_refused: Callable[[Exception], None] | None = None
+    ) -> None:
         self._app = app
         self._on_refused = on_refused
         self._security = config.security

@@ -17,14 +17,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+    from collections.abc import Mapping
     from typing import Any
 
-    Scope = MutableMapping[str, Any]
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Scope, Receive, Send], Awaitable[None]]
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 logger = logging.getLogger("edgeonnx.agent")
 
@@ -203,7 +200,7 @@ def _dotted(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {f"edgeonnx.{name.replace('__', '.')}": value for name, value in attributes.items() if value is not None}
 
 
-def traced(app: App, telemetry: Telemetry | None) -> App:
+def traced(app: ASGIApp, telemetry: Telemetry | None) -> ASGIApp:
     """The application with a span around each request; the application itself where nothing is traced."""
     return app if telemetry is None else _Traced(app, telemetry)
 
@@ -211,7 +208,7 @@ def traced(app: App, telemetry: Telemetry | None) -> App:
 class _Traced:
     """ASGI middleware: one span a request."""
 
-    def __init__(self, app: App, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self._app = app
         self._telemetry = telemetry
 
