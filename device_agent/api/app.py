@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from device_agent.api.context import Prepare
     from device_agent.api.monitoring.telemetry import Telemetry
     from device_agent.config import AgentConfig
     from device_agent.models.registry import Models
@@ -188,24 +189,13 @@ async def _ready(context: Context, _request: Request) -> Response:
     return _json({"ready": True})
 
 
-async def _embeddings(context: Context, request: Request) -> Response:
-    return await context.infer(request, openai.prepare_embeddings)
+def inferring(prepare: Prepare) -> Handler:
+    """The handler of a route for inference, from the function that checks its requests."""
 
+    async def handler(context: Context, request: Request) -> Response:
+        return await context.infer(request, prepare)
 
-async def _rerank(context: Context, request: Request) -> Response:
-    return await context.infer(request, tei.prepare_rerank)
-
-
-async def _classify(context: Context, request: Request) -> Response:
-    return await context.infer(request, tei.prepare_classify)
-
-
-async def _embed(context: Context, request: Request) -> Response:
-    return await context.infer(request, tei.prepare_embed)
-
-
-async def _similarity(context: Context, request: Request) -> Response:
-    return await context.infer(request, tei.prepare_similarity)
+    return handler
 
 
 async def _info(context: Context, request: Request) -> Response:
@@ -235,16 +225,16 @@ DIRECT = frozenset({"/v1/embeddings", "/embed", "/rerank", "/classify", "/predic
 
 # The routes that carry the load come first: the router tries them in order.
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("POST", "/v1/embeddings", _embeddings),
+    ("POST", "/v1/embeddings", inferring(openai.prepare_embeddings)),
     *open_inference.ROUTES,
     ("GET", "/metrics", _metrics),
     ("GET", "/v1/models", _models),
     ("GET", "/v1/models/{id}", _model),
-    ("POST", "/rerank", _rerank),
-    ("POST", "/classify", _classify),
-    ("POST", "/predict", _classify),
-    ("POST", "/embed", _embed),
-    ("POST", "/similarity", _similarity),
+    ("POST", "/rerank", inferring(tei.prepare_rerank)),
+    ("POST", "/classify", inferring(tei.prepare_classify)),
+    ("POST", "/predict", inferring(tei.prepare_classify)),
+    ("POST", "/embed", inferring(tei.prepare_embed)),
+    ("POST", "/similarity", inferring(tei.prepare_similarity)),
     ("GET", "/info", _info),
     ("GET", "/health", _ready),
     ("GET", "/openapi.json", _openapi),
