@@ -21,6 +21,17 @@
     ├── GoldenSetError           a loaded model does not reproduce its golden set on this machine
     ├── SelectionError           no variant of the bundle fits this device
     ├── RuntimeUnavailableError  a library that this operation needs is missing or does not load
+    ├── RepositoryError          a repository of releases cannot be used
+    │   ├── KeyStoreError            a signing key is missing, or its passphrase is wrong
+    │   ├── RepositoryBusyError      another process publishes to it
+    │   ├── UntrustedError           metadata that is not signed as it must be, is too old, or goes back
+    │   ├── FetchError               a file could not be fetched: the next try may succeed
+    │   └── BlobError                a blob does not decode to the content that it was asked for
+    ├── UpdateError              the device cannot take or give back a release
+    │   ├── NotEnrolledError         it knows no repository
+    │   ├── StateError               its state directory is damaged, read-only, or in use by another process
+    │   ├── NoSpaceError             the disk has no room
+    │   └── CandidateError           a release did not prove itself here
     └── ServingError             a request that the agent does not answer with a result
         ├── InvalidRequestError      the request is wrong; `where` names the field
         ├── RequestTooLargeError     a stated limit of the agent is exceeded
@@ -209,6 +220,56 @@ class RuntimeUnavailableError(EdgeOnnxError):
     """A library that this operation needs is missing or does not load."""
 
     exit_code = 7
+
+
+class RepositoryError(EdgeOnnxError):
+    """A repository of releases cannot be used."""
+
+    exit_code = 9
+
+
+class KeyStoreError(RepositoryError):
+    """A signing key is missing, or its passphrase is wrong."""
+
+
+class RepositoryBusyError(RepositoryError):
+    """Another process publishes to the repository."""
+
+
+class UntrustedError(RepositoryError):
+    """Metadata that is not signed as it must be, is too old, or goes back behind what was verified before."""
+
+
+class FetchError(RepositoryError):
+    """A file could not be fetched; nothing is wrong with the device, and the next try may succeed."""
+
+    exit_code = 10
+
+
+class BlobError(RepositoryError):
+    """A blob does not decode to the content that it was asked for."""
+
+
+class UpdateError(EdgeOnnxError):
+    """The device cannot take or give back a release."""
+
+    exit_code = 11
+
+
+class NotEnrolledError(UpdateError):
+    """The device knows no repository."""
+
+
+class StateError(UpdateError):
+    """The state directory is damaged, read-only, or in use by another process."""
+
+
+class NoSpaceError(UpdateError):
+    """The disk has no room for what the release needs."""
+
+
+class CandidateError(UpdateError):
+    """A release did not prove itself on this device."""
 
 
 class ServingError(EdgeOnnxError):

@@ -282,7 +282,7 @@ class Models:
 
         Args:
             name: The name in its manifest.
-            version: The version; None takes the newest (`device_agent.models.repository.version_order`).
+            version: The version; None takes the newest (`edgeonnx.spec.versions.version_order`).
             force: Load it again even if exactly this bundle serves already.
 
         Raises:

@@ -7,21 +7,19 @@ folders may hold versions of one name. The newest is the one of the highest vers
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle import identify
 from edgeonnx.errors import BundleError, EdgeOnnxError, ModelNotFoundError, printable
+from edgeonnx.spec.versions import version_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MAX_FOLDERS = 1000
 """Folders of the repository that are looked at, in alphabetical order."""
-
-_PARTS = re.compile(r"[0-9]+|[A-Za-z]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +39,6 @@ class Found:
     version: str = ""
     digest: str = ""
     error: EdgeOnnxError | None = None
-
-
-def version_order(version: str) -> tuple[tuple[tuple[int, int, str], ...], int, tuple[tuple[int, int, str], ...], str]:
-    """A key that sorts versions from the oldest to the newest.
-
-    Semantic versions sort as their specification says (https://semver.org, section 11): numbers as numbers and before
-    words, a pre-release (`-rc.1`) before its release, a longer version after its beginning. Beyond it, words with
-    digits in them are cut (`rc9` before `rc10`), a leading `v` is left out, and build metadata (`+...`) decides
-    between versions that are equal otherwise.
-    """
-    core, _, build = version.removeprefix("v").partition("+")
-    release, dash, pre = core.partition("-")
-    return _parts(release), 0 if dash else 1, _parts(pre), build
-
-
-def _parts(text: str) -> tuple[tuple[int, int, str], ...]:
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in _PARTS.findall(text))
 
 
 def look(path: Path) -> Found:
