@@ -166,6 +166,46 @@ class SecurityConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpdateConfig:
+    """`[update]`: how releases from a repository are taken.
+
+    Attributes:
+        state_dir: Folder in which releases are installed (`edgeonnx-agent enroll` begins it); None: no updates.
+        interval_seconds: How often the serving process looks for a release; 0: never, something else runs
+            `edgeonnx-agent update`. Each wait is between half of it and one and a half, so that a fleet spreads.
+        window: Local time in which new releases are fetched and installed ("02:00-05:00"); None: at any time.
+        metered: The link costs money: nothing but metadata is fetched.
+        variants: "needed" fetches the variant that this device runs, and those that it falls back to; "all" fetches
+            the whole bundle.
+        disk_reserve_bytes: Space on the disk that an update leaves free.
+        tries: How often a release is loaded before it counts as bad: as a candidate, and then while it is on probation
+            (a start after a crash or a power cut is one).
+        candidate_seconds: How long a release may take to load and to give its golden answers.
+        candidate_memory_bytes: Memory that it may take meanwhile; None: what the machine has left.
+        probation_seconds: How long a new version is watched before the previous one is let go.
+        probation_requests: Requests below which error rate and latency of a new version are not judged.
+        probation_errors: Largest share of its requests that may fail for reasons of the agent's own.
+        probation_latency: Largest ratio of its median latency to that of the previous version.
+        report_url: Where each step is reported by HTTP POST; None: nowhere.
+    """
+
+    state_dir: Path | None = None
+    interval_seconds: Annotated[float, Range(0)] = 3600.0
+    window: str | None = None
+    metered: bool = False
+    variants: Annotated[str, OneOf(("needed", "all"))] = "needed"
+    disk_reserve_bytes: Annotated[int, Range(0)] = 256 * MIB
+    tries: Annotated[int, Range(1, 100)] = 3
+    candidate_seconds: float = 900.0
+    candidate_memory_bytes: int | None = None
+    probation_seconds: Annotated[float, Range(0)] = 600.0
+    probation_requests: int = 20
+    probation_errors: Annotated[float, Range(0, 1)] = 0.05
+    probation_latency: Annotated[float, Range(1)] = 3.0
+    report_url: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogConfig:
     """`[log]`: what goes to stderr.
 
@@ -193,6 +233,7 @@ class AgentConfig:
         queue: `[queue]`.
         runtime: `[runtime]`.
         security: `[security]`.
+        update: `[update]`.
         log: `[log]`.
     """
 
@@ -203,4 +244,5 @@ class AgentConfig:
     queue: QueueConfig = field(default_factory=QueueConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -181,7 +181,7 @@ class Store:
     def _linked(self, model: str) -> Installed | None:
         """The bundle that the link `active` names, if it is one."""
         try:
-            digest = os.readlink(self.model(model) / "active").rpartition("/")[2]
+            digest = (self.model(model) / "active").readlink().name
             if _DIGEST.fullmatch(digest) is None:
                 return None
             name, version, contents = identify(self.slot(model, digest))
@@ -209,7 +209,7 @@ class Store:
         link = self.model(state.model) / "active"
         text = None if state.active is None else f"slots/{state.active.contents}"
         try:
-            found = os.readlink(link)
+            found = str(link.readlink())
         except OSError:
             found = None
         if found == text:

@@ -1,7 +1,8 @@
 """Blobs on the wire: zstd, decoded within bounds and checked against the digest of the raw content.
 
 The bytes of a blob are not trusted before they are decoded: a signed list names the digest and the size of the
-content, and the decoder stops at that size, with a bounded window, before a hostile blob can take memory or disk.
+content, and the decoder stops at that size, with a bounded window, before a hostile blob can take memory or disk. A
+few bytes of zstd can stand for gigabytes, so the decoder is asked for output in bounded pieces, never fed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 
 LEVEL = 19
 CHUNK_BYTES = 1 << 18
+"""The largest piece of a content that is in memory at once."""
 MAX_WINDOW_BYTES = 8 << 20
 """The most memory that a frame may ask the decoder for: what level 19 uses, and what every zstd decoder accepts."""
+
+_READ_BYTES = 1 << 16
 
 
 def compress(data: bytes | memoryview, level: int = LEVEL) -> bytes:
@@ -32,39 +36,71 @@ def most_wire_bytes(size: int) -> int:
     return size + (size >> 8) + 1024
 
 
-def decompressed(source: Iterable[bytes], *, size: int, dictionary: memoryview | None = None) -> Iterator[bytes]:
-    """The raw content of one zstd frame, in pieces.
+def decompressed(
+    source: Iterable[bytes],
+    *,
+    size: int,
+    dictionary: bytes | memoryview | None = None,
+    max_window: int = MAX_WINDOW_BYTES,
+) -> Iterator[bytes]:
+    """The raw content of a blob, in pieces of at most `CHUNK_BYTES`.
+
+    A blob is one zstd frame. Several frames, one after the other, give their contents together, as they do in every
+    zstd decoder; anything else after a frame is refused.
 
     Args:
-        source: The frame, in pieces.
+        source: The blob, in pieces.
         size: The size that the content has in bytes; not a byte more is given.
-        dictionary: Raw content that the frame refers to.
+        dictionary: Raw content that the frame refers to; it is copied.
+        max_window: The most memory in bytes that a frame may ask for.
 
     Raises:
-        BlobError: It is no such frame, or gives another size.
+        BlobError: It is no such blob, or gives another size.
     """
     found = 0
+    wire = _Wire(source)
     try:
-        known = (
-            None if dictionary is None else zstandard.ZstdCompressionDict(dictionary, zstandard.DICT_TYPE_RAWCONTENT)
-        )
-        decoder = zstandard.ZstdDecompressor(dict_data=known, max_window_size=MAX_WINDOW_BYTES).decompressobj(
-            write_size=CHUNK_BYTES
-        )
-        for piece in source:
-            for start in range(0, len(piece), 4096):
-                out = decoder.decompress(piece[start : start + 4096])
-                found += len(out)
-                if found > size:
-                    raise BlobError("decodes to more than the size that was signed", expected=f"{size} bytes")
-                if out:
-                    yield out
-            if decoder.eof:
-                break
+        known = None if dictionary is None else _raw_dictionary(dictionary)
+        decoder = zstandard.ZstdDecompressor(dict_data=known, max_window_size=max_window)
+        reader = decoder.stream_reader(wire, read_size=_READ_BYTES, read_across_frames=True)
+        while piece := reader.read(min(CHUNK_BYTES, size - found + 1)):
+            found += len(piece)
+            if found > size:
+                raise BlobError("decodes to more than the size that was signed", expected=f"{size} bytes")
+            yield piece
     except zstandard.ZstdError as error:
-        raise BlobError("is no zstd frame", found=str(error)) from None
-    if found != size or not decoder.eof:
+        raise BlobError("does not decode", expected="a zstd frame", found=str(error)) from None
+    if found != size or not wire.received:
         raise BlobError("ends early", expected=f"{size} bytes", found=f"{found}")
+
+
+class _Wire:
+    """Pieces as a file that zstd reads from.
+
+    Attributes:
+        received: Bytes that were read so far.
+    """
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._rest = memoryview(b"")
+        self.received = 0
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+        while not self._rest:
+            try:
+                self._rest = memoryview(next(self._pieces))
+            except StopIteration:
+                return b""
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        self.received += len(taken)
+        return bytes(taken)
+
+
+def _raw_dictionary(content: bytes | memoryview) -> zstandard.ZstdCompressionDict:
+    """Any bytes as a dictionary: what they contain may be repeated, nothing in them is interpreted."""
+    return zstandard.ZstdCompressionDict(content, zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def write_verified(pieces: Iterable[bytes], out: BinaryIO, *, sha256: str) -> None:

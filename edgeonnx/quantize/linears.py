@@ -156,6 +156,32 @@ def linear_bias(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     return None
 
 
+def value_layer(group: LinearGroup) -> tuple[ir.Node, tuple[ir.Node, ir.Value]] | None:
+    """The value projection in front of an attention whose output a group reads, with its bias, if s can go into it.
+
+    The output of attention is linear in the values, channel by channel, so a factor per channel may be put there: if
+    each channel has one value channel (no grouped queries), and nothing else reads the attention or the values.
+    """
+    attention = group.source.producer()
+    if attention is None or attention.op_type != "Attention" or attention.domain != "":
+        return None
+    counts = [attention.attributes.get(name) for name in ("q_num_heads", "kv_num_heads")]
+    if any(item is None for item in counts) or len({item.as_int() for item in counts if item is not None}) != 1:
+        return None
+    if any(use.node not in group.nodes for use in group.source.uses()):
+        return None
+    value = attention.inputs[2]
+    add = None if value is None else value.producer()
+    if value is None or add is None or len(list(value.uses())) != 1:
+        return None
+    for item in add.inputs:
+        layer = None if item is None else item.producer()
+        if layer is not None and layer.op_type == "MatMul":
+            bias = linear_bias(layer)
+            return (layer, bias) if bias is not None and bias[0] is add else None
+    return None
+
+
 def join_names(names: list[str]) -> str:
     """`a.query`, `a.key` -> `a.query+key`; names without a common beginning are joined whole."""
     folders = [name.split(".")[:-1] for name in names]

@@ -9,7 +9,7 @@ output gets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,6 +89,11 @@ def smoothing_of(largest: Float, weight: Float, strength: float) -> Float:
     tall = np.maximum(np.abs(weight).max(axis=1).astype(np.float64), TINY)
     exponent = strength * np.log2(wide) - (1 - strength) * np.log2(tall)
     exponent -= exponent.mean()
+    return round_to_steps(exponent)
+
+
+def round_to_steps(exponent: NDArray[np.float64]) -> Float:
+    """Powers of 2, the exponents rounded to `STEPS_PER_OCTAVE`: float64 (inputs,) to float32 (inputs,)."""
     return np.asarray(np.exp2(np.rint(exponent * STEPS_PER_OCTAVE) / STEPS_PER_OCTAVE), dtype=np.float32)
 
 
@@ -106,6 +111,7 @@ def plan_group(
     may_migrate: bool,
     free: bool = False,
     static: bool = False,
+    earlier: GroupPlan | None = None,
 ) -> GroupPlan:
     """Choose how a group's activations are quantized: the way with the smallest error of its output.
 
@@ -118,6 +124,8 @@ def plan_group(
         may_migrate: Whether the graph can hold a migration here.
         free: Whether it costs no node (it folds into what comes before).
         static: Whether activations get one fixed scale instead of one a row.
+        earlier: How an earlier version of the group was quantized. If the graph can hold that, it is taken as it is, and
+            only its error is measured anew, with scales of the weight's own.
     """
     rows = np.concatenate([item.rows for item in seen])
     largest = np.stack([item.largest for item in seen]).max(axis=0)
@@ -133,12 +141,15 @@ def plan_group(
         error = float(np.square(found - expected, dtype=np.float64).mean()) / scale
         return float(f"{error:.3e}")  # the choice must not hang on the last bits of a sum
 
-    if lower_bound is not None and not static:
-        points = ZERO_POINTS if lower_bound < 0 else (0,)
-        errors = {point: error_of(None, lower_bound, point) for point in points}
+    bound = None if static else lower_bound
+    if earlier is not None and _fits(earlier, inputs=weight.shape[0], bound=bound, may_migrate=may_migrate):
+        return replace(earlier, error=error_of(earlier.smoothing, earlier.lower_bound, earlier.zero_point))
+    if bound is not None:
+        points = ZERO_POINTS if bound < 0 else (0,)
+        errors = {point: error_of(None, bound, point) for point in points}
         best = min(errors, key=lambda point: errors[point])
         return GroupPlan(
-            name=name, strength=None, smoothing=None, lower_bound=lower_bound, zero_point=best, error=errors[best]
+            name=name, strength=None, smoothing=None, lower_bound=bound, zero_point=best, error=errors[best]
         )
     plain = error_of(None, None, 0)
     found = GroupPlan(name=name, strength=None, smoothing=None, lower_bound=None, zero_point=0, error=plain)
@@ -152,3 +163,10 @@ def plan_group(
                 name=name, strength=strength, smoothing=smoothing, lower_bound=None, zero_point=0, error=error
             )
     return found
+
+
+def _fits(plan: GroupPlan, *, inputs: int, bound: float | None, may_migrate: bool) -> bool:
+    """Whether the graph can hold a plan that was made for another version of the group."""
+    if plan.lower_bound != bound:
+        return False
+    return plan.smoothing is None or (may_migrate and plan.smoothing.shape == (inputs,))

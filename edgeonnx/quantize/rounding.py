@@ -22,27 +22,62 @@ CENTRE = 128
 """The zero point of activations that may have either sign; they use 1 to 255."""
 WEIGHT_LIMITS = {8: 127, 7: 64}
 """Largest magnitude of a weight by its bits. 64 and not 63: two products of 255 x 64 still fit into 16 bits."""
+MOST_CLIPPED = 1.0
+"""An earlier scale is kept while the largest element of its channel lies at most so many steps beyond the last one.
+
+A fine-tune moves most weights by less than a step. Of the hundreds of elements of a channel, one or two are then cut by
+at most a step, where rounding already moves each of them by up to half a step.
+"""
+LEAST_USED = 0.9
+"""An earlier scale is kept while its channel uses at least this share of the steps: a coarser one costs precision."""
 
 
-def quantize_weight(weight: Float, limit: int) -> tuple[NDArray[np.int8], Float]:
+def quantize_weight(weight: Float, limit: int, earlier: Float | None = None) -> tuple[NDArray[np.int8], Float]:
     """Round a weight, a scale per output channel.
 
     Args:
         weight: float32 (inputs, outputs).
         limit: Largest magnitude of a quantized element.
+        earlier: Scales of an earlier weight, float32 (outputs,): kept where they still fit (`keep_scales`). With equal
+            scales, only elements that moved by a step change.
 
     Returns:
         int8 (inputs, outputs) and float32 (outputs,): their product approximates `weight`. The scale of a channel
         of zeros is 1.
     """
-    scale = (np.abs(weight).max(axis=0) / np.float32(limit)).astype(np.float32)
+    largest = np.abs(weight).max(axis=0)
+    scale = (largest / np.float32(limit)).astype(np.float32)
     scale[scale == 0] = 1
+    if earlier is not None:
+        scale = keep_scales(largest, scale, limit, earlier)
     return np.clip(np.rint(weight / scale), -limit, limit).astype(np.int8), scale
 
 
-def quantize_table(table: Float) -> tuple[NDArray[np.int8], Float]:
-    """Round an embedding table, a scale per entry: int8 (entries, width) and float32 (entries, 1)."""
-    rounded, scale = quantize_weight(np.ascontiguousarray(table.T), WEIGHT_LIMITS[8])
+def keep_scales(largest: Float, own: Float, limit: int, earlier: Float) -> Float:
+    """The earlier scale of each channel where it still fits the weight, the channel's own scale elsewhere.
+
+    Args:
+        largest: Largest magnitude per channel, float32 (outputs,).
+        own: The scale that each channel would get by itself, float32 (outputs,).
+        limit: Largest magnitude of a quantized element.
+        earlier: float32 (outputs,). What is not positive and finite is never kept.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        steps = largest / earlier
+    usable = np.isfinite(earlier) & (earlier > 0)
+    fits = usable & (steps <= limit + MOST_CLIPPED) & (steps >= LEAST_USED * limit)
+    return np.where(fits, earlier, own).astype(np.float32)
+
+
+def quantize_table(table: Float, earlier: Float | None = None) -> tuple[NDArray[np.int8], Float]:
+    """Round an embedding table, a scale per entry: int8 (entries, width) and float32 (entries, 1).
+
+    Args:
+        table: float32 (entries, width).
+        earlier: Scales of an earlier table, float32 (entries, 1), kept where they still fit.
+    """
+    scales = None if earlier is None else earlier[:, 0]
+    rounded, scale = quantize_weight(np.ascontiguousarray(table.T), WEIGHT_LIMITS[8], scales)
     return np.ascontiguousarray(rounded.T), scale[:, None]
 
 

@@ -24,17 +24,18 @@ import onnx_ir as ir
 from edgeonnx.model.graph import restore_graph, store_graph
 from edgeonnx.quantize.calibrate import calibrate
 from edgeonnx.quantize.guards import check_quantizable
-from edgeonnx.quantize.linears import LinearGroup, constant, find_groups, find_tables, linear_bias
+from edgeonnx.quantize.linears import LinearGroup, constant, find_groups, find_tables, value_layer
 from edgeonnx.quantize.migrate import GroupPlan, plan_group
 from edgeonnx.quantize.rounding import ACTIVATION_MAX, CENTRE, WEIGHT_LIMITS, floor_of, quantize_table, quantize_weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from edgeonnx.model.graph import StoredGraph
     from edgeonnx.model.ports import IntTensors
+    from edgeonnx.quantize.earlier import EarlierPlan
 
     Float = NDArray[np.float32]
 
@@ -51,11 +52,13 @@ class RowwisePlan:
         weight_bits: 8, or 7 for CPUs that add pairs of products in 16 bits.
         groups: How each group's activations are quantized, by its name.
         tables: Names of the embedding tables.
+        scales: Weight scales of an earlier build, by the name of their constant, which are kept where they still fit.
     """
 
     weight_bits: int
     groups: dict[str, GroupPlan]
     tables: tuple[str, ...]
+    scales: Mapping[str, Float] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,6 +81,7 @@ def plan_rowwise(
     weight_bits: int = 8,
     migrate: bool = True,
     static: bool = False,
+    earlier: EarlierPlan | None = None,
     on_group: Callable[[int, int], None] | None = None,
 ) -> RowwisePlan:
     """Calibrate on real text and decide about each group.
@@ -88,6 +92,7 @@ def plan_rowwise(
         weight_bits: 8 or 7; see `RowwisePlan`.
         migrate: Whether outliers may move into the weights.
         static: Plan for fixed scales, one for each tensor (`migrate_outliers` and then `static_qdq`).
+        earlier: How an earlier version of the model was quantized: kept for each group that it fits.
         on_group: Called with (groups done, all groups), for progress.
 
     Raises:
@@ -109,13 +114,17 @@ def plan_rowwise(
             limit=WEIGHT_LIMITS[weight_bits],
             lower_bound=group.lower_bound,
             may_migrate=migrate and not tied,
-            free=len(twins) == 1 and _value_layer(group) is not None,
+            free=len(twins) == 1 and value_layer(group) is not None,
             static=static,
+            earlier=None if earlier is None else earlier.groups.get(group.name),
         )
         if on_group is not None:
             on_group(index + 1, len(groups))
     return RowwisePlan(
-        weight_bits=weight_bits, groups=plans, tables=tuple(table.name for table in find_tables(model.graph))
+        weight_bits=weight_bits,
+        groups=plans,
+        tables=tuple(table.name for table in find_tables(model.graph)),
+        scales={} if earlier is None else earlier.scales,
     )
 
 
@@ -143,7 +152,7 @@ def quantize_rowwise(
         A graph with the same inputs and outputs.
     """
     model = restore_graph(graph)
-    builder = _Builder(model.graph, limit=WEIGHT_LIMITS[plan.weight_bits], fused=fused)
+    builder = _Builder(model.graph, limit=WEIGHT_LIMITS[plan.weight_bits], fused=fused, scales=plan.scales)
     groups = [group for group in find_groups(model.graph) if group.name not in keep]
     folded = _fold_into_values(groups, plan)
     for group in groups:
@@ -203,32 +212,6 @@ def _finish(model: ir.Model, *, fused: bool) -> StoredGraph:
     return store_graph(model)
 
 
-def _value_layer(group: LinearGroup) -> tuple[ir.Node, tuple[ir.Node, ir.Value]] | None:
-    """The value projection in front of an attention whose output a group reads, with its bias, if s can go into it.
-
-    The output of attention is linear in the values, channel by channel, so a factor per channel may be put there: if
-    each channel has one value channel (no grouped queries), and nothing else reads the attention or the values.
-    """
-    attention = group.source.producer()
-    if attention is None or attention.op_type != "Attention" or attention.domain != "":
-        return None
-    counts = [attention.attributes.get(name) for name in ("q_num_heads", "kv_num_heads")]
-    if any(item is None for item in counts) or len({item.as_int() for item in counts if item is not None}) != 1:
-        return None
-    if any(use.node not in group.nodes for use in group.source.uses()):
-        return None
-    value = attention.inputs[2]
-    add = None if value is None else value.producer()
-    if value is None or add is None or len(list(value.uses())) != 1:
-        return None
-    for item in add.inputs:
-        layer = None if item is None else item.producer()
-        if layer is not None and layer.op_type == "MatMul":
-            bias = linear_bias(layer)
-            return (layer, bias) if bias is not None and bias[0] is add else None
-    return None
-
-
 def _fold_into_values(groups: Sequence[LinearGroup], plan: RowwisePlan) -> set[str]:
     """Divide value projections by the factors of the layers behind them. Returns the groups that need no `Mul` now.
 
@@ -239,7 +222,7 @@ def _fold_into_values(groups: Sequence[LinearGroup], plan: RowwisePlan) -> set[s
     shared = _shared_weights(groups)
     folded = set()
     for group in groups:
-        smoothing, found = plan.groups[group.name].smoothing, _value_layer(group)
+        smoothing, found = plan.groups[group.name].smoothing, value_layer(group)
         if smoothing is None or found is None or found[0] not in quantized:
             continue
         layer, (_, bias) = found
@@ -261,6 +244,7 @@ class _Builder:
     graph: ir.Graph
     limit: int
     fused: bool
+    scales: Mapping[str, Float] = field(default_factory=dict)
     _constants: dict[str, ir.Value] = field(default_factory=dict)
     _zero_points: dict[tuple[int, str], ir.Value] = field(default_factory=dict)
     _count: int = 0
@@ -310,7 +294,7 @@ class _Builder:
         return self._zero_points[key]
 
     def _multiply(self, node: ir.Node, rows: ir.Value, zero_point: ir.Value, weight: Float, name: str) -> ir.Value:
-        rounded, scales = quantize_weight(weight, self.limit)
+        rounded, scales = quantize_weight(weight, self.limit, self._earlier(f"{name}/scale", weight.shape[1:]))
         integer = self.constant(f"{name}/int8", rounded)
         factor = self.constant(f"{name}/scale", scales)
         if self.fused:
@@ -323,10 +307,16 @@ class _Builder:
 
     def lookup(self, table: ir.Value, gather: ir.Node) -> ir.Value:
         """The entries of an int8 table, as float32."""
-        rounded, scales = quantize_table(constant(table))
-        entries = self.add(gather, "Gather", [self.constant(f"{table.name}/int8", rounded), gather.inputs[1]], axis=0)
+        entries = constant(table)
+        rounded, scales = quantize_table(entries, self._earlier(f"{table.name}/scale", (len(entries), 1)))
+        found = self.add(gather, "Gather", [self.constant(f"{table.name}/int8", rounded), gather.inputs[1]], axis=0)
         scale = self.add(gather, "Gather", [self.constant(f"{table.name}/scale", scales), gather.inputs[1]], axis=0)
-        return self.add(gather, "Mul", [self.add(gather, "Cast", [entries], to=ir.DataType.FLOAT), scale])
+        return self.add(gather, "Mul", [self.add(gather, "Cast", [found], to=ir.DataType.FLOAT), scale])
+
+    def _earlier(self, name: str, shape: tuple[int, ...]) -> Float | None:
+        """The scales that an earlier build had under this name, if they are as many."""
+        scales = self.scales.get(name)
+        return scales if scales is not None and scales.shape == shape else None
 
     def choose(self, switch: ir.Value, index: int, exact: ir.Value, quantized: ir.Value) -> None:
         """Let readers of `exact` read exact + switch[index] * (quantized - exact)."""
