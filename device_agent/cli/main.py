@@ -11,7 +11,9 @@ import typer
 
 from device_agent.cli.config import config
 from device_agent.cli.doctor import doctor
+from device_agent.cli.enroll import enroll
 from device_agent.cli.serve import process_age, serve
+from device_agent.cli.update import update
 from edgeonnx import __version__
 
 __all__ = ["app", "main", "process_age"]
@@ -23,7 +25,10 @@ Exit codes:
   2  wrong usage or settings, or the address cannot be listened on
   5  the bundle is damaged, or is not a bundle
   6  the bundle does not give its golden answers on this machine, or no variant fits it
-  7  a library is missing, or ONNX Runtime does not load the model"""
+  7  a library is missing, or ONNX Runtime does not load the model
+  9  the repository is not signed as it must be, or has something else under a name
+  10 the repository cannot be reached: the next try may succeed
+  11 this device cannot take the release, or cannot go back: the message says why"""
 
 app = typer.Typer(
     name="edgeonnx-agent",
@@ -54,6 +59,8 @@ def agent(
 app.command(epilog=EPILOG)(serve)
 app.command()(config)
 app.command(epilog=EPILOG)(doctor)
+app.command(epilog=EPILOG)(enroll)
+app.command(epilog=EPILOG)(update)
 
 
 def main() -> None:

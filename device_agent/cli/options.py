@@ -37,6 +37,7 @@ OPTIONS = {
     "deadline-seconds": "queue.deadline_seconds",
     "memory": "runtime.memory_bytes",
     "cache-dir": "runtime.cache_dir",
+    "state-dir": "update.state_dir",
     "token-file": "security.token_file",
     "admin-token-file": "security.admin_token_file",
     "allow-anonymous": "security.allow_anonymous",

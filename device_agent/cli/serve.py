@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from device_agent.config import AgentConfig
     from device_agent.models.loading import LoadedModel
+    from device_agent.supervision.installation import Installation
 
 Check = Annotated[bool, typer.Option("--check", help="Check the settings and the files that they name, and exit.")]
 
@@ -40,7 +41,7 @@ def serve(config: Config = None, *, check: Check = False, **options: object) -> 
         typer.echo("the settings are in order")
         return
     try:
-        in_order = _serve(settings)
+        in_order = _serve(settings, config)
     except ModuleNotFoundError as error:
         _complain(missing(error))
         _leave(RuntimeUnavailableError.exit_code, at_once=True)
@@ -57,9 +58,10 @@ def check_files(config: AgentConfig) -> None:
     Raises:
         UsageError: There is no model to serve, or a file or folder that a setting names cannot be read.
     """
-    if not config.bundles and config.repository is None:
+    if not config.bundles and config.repository is None and config.update.state_dir is None:
         raise UsageError(
-            "there is nothing to serve", expected="--bundle or --repository, or those settings in the file of --config"
+            "there is nothing to serve",
+            expected="--bundle, --repository or --state-dir, or those settings in the file of --config",
         )
     files = {
         "security.token_file": config.security.token_file,
@@ -101,7 +103,7 @@ def check_all(config: AgentConfig) -> None:
         open_bundle(bundle)
 
 
-def _serve(config: AgentConfig) -> bool:
+def _serve(config: AgentConfig, settings_file: Path | None) -> bool:
     """Bind, begin to load, and serve; see `device_agent.server.serve`."""
     import signal
 
@@ -116,8 +118,11 @@ def _serve(config: AgentConfig) -> bool:
     share_heaps()
     # The first model loads in a thread while the web stack is imported here: each takes some tenths of a second, mostly
     # outside the interpreter lock.
-    loading = _begin_loading(config) if config.bundles else None
-    from device_agent.server import bind, run, url_of
+    installation = None if config.update.state_dir is None else _installation(config, config.update.state_dir)
+    installed_first = None if installation is None else installation.first
+    first = installed_first or next(iter(config.bundles), None)
+    loading = None if first is None else _begin_loading(first, config)
+    from device_agent.server import Installed, bind, run, url_of
 
     listener = bind(config.server.host, config.server.port)
     url = url_of(listener, "http" if config.server.tls_certificate is None else "https")
@@ -126,7 +131,22 @@ def _serve(config: AgentConfig) -> bool:
         typer.echo(f"ready: {url} serves {_describe(loaded)}, after {process_age():.2f} s")
         sys.stdout.flush()
 
-    return run(listener, loading, config, on_ready)
+    installed = None
+    if installation is not None:
+        file = None if settings_file is None else settings_file.resolve()
+        installed = Installed(installation=installation, settings_file=file)
+    return run(listener, loading, config, on_ready, installed)
+
+
+def _installation(config: AgentConfig, folder: Path) -> Installation:
+    """The state directory, taken for this process.
+
+    Raises:
+        StateError: Another serving process uses it.
+    """
+    from device_agent.supervision.installation import Installation
+
+    return Installation.open(config, folder)
 
 
 def _describe(loaded: LoadedModel | None) -> str:
@@ -139,13 +159,13 @@ def _describe(loaded: LoadedModel | None) -> str:
     )
 
 
-def _begin_loading(config: AgentConfig) -> Future[list[LoadedModel]]:
+def _begin_loading(first: Path, config: AgentConfig) -> Future[list[LoadedModel]]:
     from concurrent.futures import Future
 
     loading: Future[list[LoadedModel]] = Future()
     # A load cannot be called off: a stop while it runs must not take the place where its outcome goes.
     loading.set_running_or_notify_cancel()
-    threading.Thread(target=_load, args=(config.bundles[0], config, loading), name="loader", daemon=True).start()
+    threading.Thread(target=_load, args=(first, config, loading), name="loader", daemon=True).start()
     return loading
 
 

@@ -12,7 +12,7 @@ from edgeonnx.errors import GoldenSetError, SelectionError, ServingError, Valida
 from edgeonnx.spec.selection import select_variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from device_agent.config import AgentConfig
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     OpenSession = Callable[..., Session]
 
 
-def likely_variant(manifest: Manifest, wanted: str | None) -> Variant | None:
+def likely_variant(manifest: Manifest, wanted: str | None, *, absent: Collection[str] = frozenset()) -> Variant | None:
     """The variant that will be chosen, as far as that is known before providers were tried.
 
     Args:
         manifest: The bundle's manifest.
         wanted: The operator's choice, or None.
+        absent: Names of the entry component's variants that are not here; see `Bundle.absent_variants`.
 
     Returns:
         The variant, or None if that depends on what this machine's GPU can do, or nothing fits.
@@ -42,10 +43,10 @@ def likely_variant(manifest: Manifest, wanted: str | None) -> Variant | None:
     from device_agent.inference.devices.providers import CPU_PROVIDER, device_profile
 
     variants = manifest.entry_component.variants
-    if any(variant.requirements.provider != CPU_PROVIDER for variant in variants):
+    if any(each.requirements.provider != CPU_PROVIDER for each in variants if each.name not in absent):
         return None
     try:
-        return select_variant(variants, device_profile((CPU_PROVIDER,)), wanted=wanted).chosen
+        return select_variant(variants, device_profile((CPU_PROVIDER,)), wanted=wanted, absent=absent).chosen
     except SelectionError:
         return None
 
@@ -151,10 +152,10 @@ def _open_proven(bundle: Bundle, opener: Opener, lost: Mapping[str, str]) -> Ope
 def _check_room(bundle: Bundle, config: AgentConfig, profile: DeviceProfile, room: Room, beside: str | None) -> None:
     """Raise if it is only the memory that every variant lacks."""
     unlimited = replace(profile, memory_bytes=None)
+    component = bundle.manifest.entry_component
+    absent = bundle.absent_variants(component.name)
     try:
-        chosen = select_variant(
-            bundle.manifest.entry_component.variants, unlimited, wanted=config.runtime.variant
-        ).chosen
+        chosen = select_variant(component.variants, unlimited, wanted=config.runtime.variant, absent=absent).chosen
     except SelectionError:
         return
     memory.check_fits(label(bundle, chosen), memory.needed_bytes(bundle, chosen), room, beside=beside)

@@ -12,6 +12,8 @@ The registry belongs to the event loop's thread; loading and freeing happen in t
 - If the agent begins to stop while a model loads, the model never serves.
 - A bundle that is removed while it serves still serves, because its mapped files live on. If its files are written
   to, it may not: the index says so. Bundles are immutable; a new one gets a new folder.
+- Models that are installed from a repository of releases are `managed`: which version serves is decided by signed
+  releases and the device's own state, and not by whoever may load and unload models by name.
 
 At start, the bundles of the settings are loaded in their order. If one of several fails, the others serve, and the log
 and the index have the reason; if none is left, the agent stops with the first error.
@@ -27,11 +29,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from device_agent.models import memory
 from device_agent.models.background import Background
-from device_agent.models.repository import candidates, choose, look
+from device_agent.models.repository import candidates, choose, expect, look
 from device_agent.models.states import LiveModel, ModelEntry, ModelState, Record
 from edgeonnx.errors import (
     BundleError,
     EdgeOnnxError,
+    ForbiddenError,
     ModelNotFoundError,
     NotReadyError,
     UsageError,
@@ -85,6 +88,8 @@ class Models:
         self._no_request.set()
         self.started = False
         self.draining = False
+        self.managed: set[str] = set()
+        """Names of the models that `swap_to` and `withdraw` alone may change."""
         self.swaps = 0
         """Versions that were replaced by another one while the agent served."""
         self.loads = 0
@@ -243,11 +248,14 @@ class Models:
             self.swaps += 1
             self._background.spawn(self._retire(before))
 
-    async def start(self, first: asyncio.Future[list[LoadedModel]] | None = None) -> None:
-        """Load the bundles of the settings in their order.
+    async def start(
+        self, first: asyncio.Future[list[LoadedModel]] | None = None, *, may_be_empty: bool = False
+    ) -> None:
+        """Load the bundles of the settings in their order, but for those of names that serve already.
 
         Args:
             first: Gives the first bundle's model if that is loading already, in a list from which it is taken.
+            may_be_empty: Start also if none could be loaded: an update may bring one that can.
 
         Raises:
             EdgeOnnxError: Two bundles have one name, or none could be loaded: the first one's error.
@@ -266,6 +274,8 @@ class Models:
             self._default = found[0].name
         errors: list[EdgeOnnxError] = []
         for index, each in enumerate(found):
+            if each.name in self._live:
+                continue
             try:
                 async with self._turn:
                     await self._load(each, first if index == 0 else None)
@@ -273,7 +283,7 @@ class Models:
                 errors.append(error)
         if self.draining:
             return
-        if errors and not self._live:
+        if errors and not self._live and not may_be_empty:
             raise errors[0]
         self.started = True
 
@@ -288,9 +298,11 @@ class Models:
         Raises:
             ModelNotFoundError: No folder of the repository, and no bundle of the settings, is that model.
             NotReadyError: The agent is stopping.
+            ForbiddenError: The model is managed.
             MemoryBudgetError: It does not fit into the memory, perhaps not beside the version that serves.
             EdgeOnnxError: It did not pass its checks; see `device_agent.models.loading.load_model`.
         """
+        self._check_not_managed(name)
         await self._background.finish(self._load_in_turn(name, version, force=force))
 
     async def unload(self, name: str) -> None:
@@ -299,8 +311,39 @@ class Models:
         A model that does not serve stays so; a failure of it is forgotten.
 
         Raises:
+            ForbiddenError: The model is managed.
             ModelNotFoundError: There is no model of that name.
         """
+        self._check_not_managed(name)
+        await self._background.finish(self._unload_in_turn(name))
+
+    async def swap_to(
+        self,
+        path: Path,
+        *,
+        name: str,
+        digest: str | None = None,
+        loading: asyncio.Future[list[LoadedModel]] | None = None,
+    ) -> None:
+        """Let the bundle in a folder serve under its name, in place of what serves; returns when it does.
+
+        If that bundle serves already, unchanged on disk, nothing is done.
+
+        Args:
+            path: The folder.
+            name: The model that it must be.
+            digest: The digest that it must have; None: any.
+            loading: Gives its model if it is loading already, in a list from which it is taken.
+
+        Raises:
+            BundleError: It is no bundle, another one, or damaged.
+            NotReadyError: The agent is stopping.
+            EdgeOnnxError: As for `load`. What served still serves.
+        """
+        await self._background.finish(self._swap_in_turn(path, name, digest, loading))
+
+    async def withdraw(self, name: str) -> None:
+        """Stop serving a managed model; as `unload`."""
         await self._background.finish(self._unload_in_turn(name))
 
     def drain(self) -> None:
@@ -329,19 +372,40 @@ class Models:
         async with self._turn:
             self._check_not_stopping()
             found = await self._background.in_thread(self._choose, name, version)
-            serving = self._live.get(name)
-            if not force and serving is not None and serving.live is not None:
-                loaded = serving.live.loaded
-                same = loaded.bundle.digest == found.digest and loaded.bundle.root == found.path
-                if same and not await self._background.in_thread(loaded.changed_files):
-                    return
-            await self._load(found)
+            if force or not await self._serves_already(found):
+                await self._load(found)
+
+    async def _swap_in_turn(
+        self, path: Path, name: str, digest: str | None, loading: asyncio.Future[list[LoadedModel]] | None
+    ) -> None:
+        async with self._turn:
+            self._check_not_stopping()
+            found = expect(await self._background.in_thread(look, path), name, digest)
+            if not await self._serves_already(found):
+                await self._load(found, loading, strict=True)
+
+    async def _serves_already(self, found: Found) -> bool:
+        """Whether exactly this bundle serves, unchanged on disk."""
+        serving = self._live.get(found.name)
+        if serving is None or serving.live is None:
+            return False
+        loaded = serving.live.loaded
+        same = loaded.bundle.digest == found.digest and loaded.bundle.root == found.path
+        return same and not await self._background.in_thread(loaded.changed_files)
 
     def _choose(self, name: str, version: str | None) -> Found:
         return choose(candidates(self._config.bundles, self._config.repository), name, version)
 
-    async def _load(self, found: Found, loading: asyncio.Future[list[LoadedModel]] | None = None) -> None:
-        """Load one bundle and let it serve. Call it in the name's turn, and with no other load."""
+    async def _load(
+        self, found: Found, loading: asyncio.Future[list[LoadedModel]] | None = None, *, strict: bool = False
+    ) -> None:
+        """Load one bundle and let it serve. Call it in the name's turn, and with no other load.
+
+        Args:
+            found: The bundle.
+            loading: Gives its model if it is loading already.
+            strict: What was loaded does not serve if the folder could not be read, or held another bundle.
+        """
         record = self._begin(found)
         try:
             if loading is None:
@@ -350,7 +414,7 @@ class Models:
                 loaded = await self._background.in_thread(self._load_now, found, self.memory_bytes, beside)
             else:
                 loaded = (await loading).pop()
-            await self._check_loaded(found, loaded)
+            await self._check_loaded(found, loaded, strict=strict)
         except BaseException as error:
             record.go(ModelState.FAILED, str(error) or type(error).__name__)
             if not isinstance(error, asyncio.CancelledError):
@@ -367,11 +431,14 @@ class Models:
         load = self._loader or _load_model()
         return load(found.path, self._config, taken_bytes=taken_bytes, beside=beside)
 
-    async def _check_loaded(self, found: Found, loaded: LoadedModel) -> None:
+    async def _check_loaded(self, found: Found, loaded: LoadedModel, *, strict: bool) -> None:
         """Close a model that must not serve, and say why."""
-        if self.draining or (loaded.name != found.name and found.error is None):
+        wrong = loaded.name != found.name if found.error is None else strict
+        if self.draining or wrong:
             await self._background.in_thread(loaded.close)
             self._check_not_stopping()
+            if found.error is not None:
+                raise found.error
             raise BundleError("became another model while it was loaded", where=str(found.path), found=loaded.name)
 
     def _begin(self, found: Found) -> Record:
@@ -408,6 +475,14 @@ class Models:
         record.go(ModelState.UNLOADED)
         self._records.remove(record)
         logger.info("%s %s is unloaded", record.name, record.version)
+
+    def _check_not_managed(self, name: str) -> None:
+        if name in self.managed:
+            raise ForbiddenError(
+                "the model is installed from a repository of releases",
+                where=name,
+                hint="on the device: edgeonnx-agent status, pin, rollback",
+            )
 
     def _check_not_stopping(self) -> None:
         if self.draining:

@@ -7,7 +7,7 @@ folders may hold versions of one name. The newest is the one of the highest vers
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,27 @@ def look(path: Path) -> Found:
     except EdgeOnnxError as error:
         return Found(path=root, name=printable(path.name), error=error)
     return Found(path=root, name=name, version=version, digest=digest)
+
+
+def expect(found: Found, name: str, digest: str | None) -> Found:
+    """A folder that must hold a certain bundle: under the name that is expected, with an error if it holds another one.
+
+    Args:
+        found: What the folder says it is.
+        name: The model that it must be.
+        digest: The digest that it must have; None: any.
+    """
+    if found.error is not None:
+        return replace(found, name=name)
+    if (found.name, found.digest) == (name, digest or found.digest):
+        return found
+    error = BundleError(
+        "the folder holds another bundle",
+        where=str(found.path),
+        expected=f"{name} {digest or ''}".strip(),
+        found=f"{found.name} {found.digest}",
+    )
+    return replace(found, name=name, error=error)
 
 
 def candidates(bundles: Sequence[Path], repository: Path | None) -> list[Found]:

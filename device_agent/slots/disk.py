@@ -1,15 +1,18 @@
 """Every write of the agent to its state directory, durable and in one order.
 
 The rule: a name exists only when its content is durable and verified. So a file is written beside under another name,
-synced, renamed, and its folder synced; each step may be repeated after a power cut. All writes go through a `Disk`, so
-that tests can record them, drop those that were not synced, or let each fail.
+synced, renamed, and its folder synced; each step may be repeated after a power cut. A folder loses its name before it
+is emptied, for the same reason. All writes go through a `Disk`, so that tests can record them, drop those that were
+not synced, or let each fail.
 
-The methods in the first half are single system calls and decide nothing; the second half composes them.
+The methods in the first half are single system calls and decide nothing; the second half composes them. Reading is no
+write and needs no `Disk`: `read_file` reads what may have been damaged, exchanged, or made a trap of.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -90,7 +93,10 @@ class Disk:
         """Write all of the data."""
         rest = memoryview(data)
         while rest:
-            rest = rest[self.write(descriptor, rest) :]
+            written = self.write(descriptor, rest)
+            if written == 0:
+                raise OSError(errno.EIO, "the disk takes no more bytes and does not say why")
+            rest = rest[written:]
 
     def create(self, path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o600) -> None:
         """Write a new file and sync it; its name is not durable before its folder is synced.
@@ -135,12 +141,19 @@ class Disk:
             self.sync_folder(source.parent)
 
     def make_folder(self, folder: Path) -> None:
-        """Make a folder and those above it, durably; nothing happens if it is there."""
+        """Make a folder and those above it, durably; nothing happens if it is there.
+
+        Raises:
+            NotADirectoryError: Something else has its name.
+        """
         if folder.is_dir():
             return
         self.make_folder(folder.parent)
-        with contextlib.suppress(FileExistsError):
+        try:
             self.mkdir(folder)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(folder)) from None
         self.sync_folder(folder.parent)
 
     def remove(self, path: Path) -> None:
@@ -158,6 +171,39 @@ class Disk:
         for entry in list(os.scandir(path)):
             self.remove(Path(entry.path))
         self.rmdir(path)
+
+
+def read_file(path: Path, *, limit: int) -> bytes:
+    """The bytes of a small regular file that nobody vouches for.
+
+    A link is not followed, a pipe does not block, and what is larger than `limit` is not read.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is too large.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"is larger than {limit} bytes", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted; nothing if it is not there or is no folder. A link is no folder."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        return sorted(folder / name for name in os.listdir(descriptor))  # noqa: PTH208 - by descriptor
+    finally:
+        os.close(descriptor)
 
 
 def beside_of(path: Path) -> Path:

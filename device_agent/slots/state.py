@@ -2,15 +2,20 @@
 
 This is the content of `models/<name>/state.json`. The file is the one truth: an update is active at the moment at which
 a new state file takes the old one's place. The functions here make a new state from an old one; `store` writes it.
+
+The file carries the SHA-256 of itself, so that a disk that forgets a bit is noticed. It protects from nobody who may
+write to the state directory.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from device_agent.slots.states import FINAL, AttemptState, check_transition
+from edgeonnx.errors import printable
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.parse import Node, parse_document
 from edgeonnx.spec.paths import check_bundle_name, check_bundle_version
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 STATE_SCHEMA = "1.0"
 MAX_BLOCKED = 100
 """Blocked digests that are remembered; the oldest go first."""
+MAX_REASON = 2000
+"""Characters of a reason that are kept: it may quote what a release or a repository said."""
+CHECKSUM = "checksum"
+_FIELDS = ("schema_version", "model", "active", "previous", "attempt", "blocked", "pin", "sequence", CHECKSUM)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -67,6 +76,31 @@ class Attempt:
     reason: str = ""
     since: float = 0.0
 
+    @classmethod
+    def from_dict(cls, node: Node) -> Attempt:
+        """Read it."""
+        node.only(("version", "contents", "state", "tries_left", "reason", "since"))
+        states = {state.value: state for state in AttemptState}
+        if node.text("state") not in states:
+            node.required("state").fail("is not a known state", expected=" or ".join(states))
+        return cls(
+            release=Installed.from_dict(node),
+            state=states[node.text("state")],
+            tries_left=node.integer("tries_left"),
+            reason=node.text("reason"),
+            since=node.required("since").typed(float),
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """It as JSON."""
+        return {
+            **self.release.to_dict(),
+            "state": self.state.value,
+            "tries_left": self.tries_left,
+            "reason": self.reason,
+            "since": self.since,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Blocked:
@@ -83,6 +117,22 @@ class Blocked:
     version: str
     reason: str
     at: float
+
+    @classmethod
+    def from_dict(cls, node: Node) -> Blocked:
+        """Read one element of `blocked`."""
+        node.only(("version", "contents", "reason", "at"))
+        release = Installed.from_dict(node)
+        return cls(
+            contents=release.contents,
+            version=release.version,
+            reason=node.text("reason"),
+            at=node.required("at").typed(float),
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """One element of `blocked`."""
+        return {"contents": self.contents, "version": self.version, "reason": self.reason, "at": self.at}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,75 +178,63 @@ class SlotState:
 
         Raises:
             ManifestError, SchemaVersionError: It is damaged, or of another version.
+            UsageError: A name or a version in it is none.
         """
         node = parse_document(data, file).version("schema_version", known=STATE_SCHEMA)
-        node.only(("schema_version", "model", "active", "previous", "attempt", "blocked", "pin", "sequence"))
+        node.only(_FIELDS)
+        if node.text(CHECKSUM) != _checksum(node):
+            node.required(CHECKSUM).fail("is not that of the file", hint="it was damaged, or edited by hand")
         return cls(
             model=check_bundle_name(node.text("model")),
             active=_installed(node, "active"),
             previous=_installed(node, "previous"),
             attempt=_attempt(node),
-            blocked=tuple(_blocked(item) for item in node.required("blocked").items()),
+            blocked=tuple(Blocked.from_dict(item) for item in node.required("blocked").items()),
             pin=node.optional_text("pin"),
             sequence=node.integer("sequence"),
         )
 
     def to_bytes(self) -> bytes:
         """The canonical bytes of the state file."""
-        attempt = self.attempt
-        return canonical_json(
-            {
-                "schema_version": STATE_SCHEMA,
-                "model": self.model,
-                "active": self.active.to_dict() if self.active else None,
-                "previous": self.previous.to_dict() if self.previous else None,
-                "attempt": None
-                if attempt is None
-                else {
-                    **attempt.release.to_dict(),
-                    "state": attempt.state.value,
-                    "tries_left": attempt.tries_left,
-                    "reason": attempt.reason,
-                    "since": attempt.since,
-                },
-                "blocked": [
-                    {"contents": each.contents, "version": each.version, "reason": each.reason, "at": each.at}
-                    for each in self.blocked
-                ],
-                "pin": self.pin,
-                "sequence": self.sequence,
-            }
-        )
+        document: dict[str, object] = {
+            "schema_version": STATE_SCHEMA,
+            "model": self.model,
+            "active": self.active.to_dict() if self.active else None,
+            "previous": self.previous.to_dict() if self.previous else None,
+            "attempt": self.attempt.to_dict() if self.attempt else None,
+            "blocked": [each.to_dict() for each in self.blocked],
+            "pin": self.pin,
+            "sequence": self.sequence,
+        }
+        return canonical_json({**document, CHECKSUM: hashlib.sha256(canonical_json(document)).hexdigest()})
+
+
+def _checksum(node: Node) -> str:
+    """The checksum that a state file must carry: SHA-256 of its other members as canonical JSON."""
+    document = {key: child.value for key, child in node.members() if key != CHECKSUM}
+    try:
+        return hashlib.sha256(canonical_json(document)).hexdigest()
+    except RecursionError:
+        node.fail("nests too deep")
+
+
+def _child(node: Node, key: str) -> Node | None:
+    """A member that is an object; None if it is null."""
+    child = node.required(key)
+    return None if child.value is None else child
 
 
 def _installed(node: Node, key: str) -> Installed | None:
-    child = node.child(key)
-    return None if child is None or child.value is None else Installed.from_dict(child)
+    child = _child(node, key)
+    if child is None:
+        return None
+    child.only(("version", "contents"))
+    return Installed.from_dict(child)
 
 
 def _attempt(node: Node) -> Attempt | None:
-    child = node.child("attempt")
-    if child is None or child.value is None:
-        return None
-    states = {state.value: state for state in AttemptState}
-    if child.text("state") not in states:
-        child.required("state").fail("is not a known state")
-    return Attempt(
-        release=Installed.from_dict(child),
-        state=states[child.text("state")],
-        tries_left=child.integer("tries_left"),
-        reason=child.text("reason"),
-        since=child.required("since").typed(float),
-    )
-
-
-def _blocked(node: Node) -> Blocked:
-    return Blocked(
-        contents=node.text("contents"),
-        version=node.text("version"),
-        reason=node.text("reason"),
-        at=node.required("at").typed(float),
-    )
+    child = _child(node, "attempt")
+    return None if child is None else Attempt.from_dict(child)
 
 
 def begin(state: SlotState, release: Installed, *, tries: int, now: float) -> SlotState:
@@ -213,8 +251,19 @@ def step(
     """The attempt in its next state, with what that means for the slots.
 
     - to `PROBATION` from `PROVEN`: the release becomes active, what was active becomes previous;
-    - to `ROLLED_BACK`: what was previous becomes active, and the digest is blocked;
+    - to `ROLLED_BACK`: what was previous becomes active, and the digest is blocked. After the first release of all
+      there is nothing to go back to, and nothing is active then;
     - to `REJECTED`: the digest is blocked.
+
+    Args:
+        state: What is known.
+        to: The next state; `states.TRANSITIONS` must allow it.
+        now: The effective time in seconds since 1970.
+        reason: Why; it is cut and made printable.
+        tries_left: The tries that are left from now on; None: as many as before.
+
+    Raises:
+        RuntimeError: No attempt is running, or the table has no such transition: a fault of the caller.
     """
     attempt = state.running
     if attempt is None:
@@ -223,13 +272,15 @@ def step(
     after = replace(
         attempt,
         state=to,
-        reason=reason,
+        reason=_told(reason),
         since=now if to is not attempt.state else attempt.since,
         tries_left=attempt.tries_left if tries_left is None else tries_left,
     )
     changed = replace(state, attempt=after)
     if to is AttemptState.PROBATION and attempt.state is AttemptState.PROVEN:
-        changed = replace(changed, active=attempt.release, previous=state.active)
+        # A release that was installed again (its slot was damaged) does not push out what it can be rolled back to.
+        before = state.previous if state.active == attempt.release else state.active
+        changed = replace(changed, active=attempt.release, previous=before)
     if to is AttemptState.ROLLED_BACK:
         changed = replace(changed, active=state.previous, previous=None)
     if to in (AttemptState.ROLLED_BACK, AttemptState.REJECTED):
@@ -240,5 +291,29 @@ def step(
 def block(state: SlotState, release: Installed, *, reason: str, now: float) -> SlotState:
     """The state with a digest that will not be taken again."""
     kept = tuple(each for each in state.blocked if each.contents != release.contents)
-    added = Blocked(contents=release.contents, version=release.version, reason=reason, at=now)
+    added = Blocked(contents=release.contents, version=release.version, reason=_told(reason), at=now)
     return replace(state, blocked=(*kept, added)[-MAX_BLOCKED:])
+
+
+def revert(state: SlotState, *, reason: str, now: float) -> SlotState:
+    """The state in which the previous version serves again by somebody's will: what was active is blocked.
+
+    An attempt that is not over ends: rolled back if it is the one that serves, else abandoned.
+
+    Raises:
+        RuntimeError: There is no previous version; ask `state.previous` before.
+    """
+    if state.active is None or state.previous is None:
+        raise RuntimeError("there is nothing to go back to")
+    running = state.running
+    if running is not None and running.state is AttemptState.PROBATION:
+        return step(state, AttemptState.ROLLED_BACK, now=now, reason=reason)
+    if running is not None:
+        state = step(state, AttemptState.ABANDONED, now=now, reason=reason)
+    changed = replace(state, active=state.previous, previous=None)
+    return changed if state.active is None else block(changed, state.active, reason=reason, now=now)
+
+
+def _told(reason: str) -> str:
+    """A reason that a file and a terminal can take."""
+    return printable(reason)[:MAX_REASON]

@@ -35,7 +35,10 @@ class AttemptState(Enum):
 
 TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
     AttemptState.DOWNLOADING: frozenset({AttemptState.STAGED, AttemptState.REJECTED, AttemptState.ABANDONED}),
-    AttemptState.STAGED: frozenset({AttemptState.CANDIDATE, AttemptState.DOWNLOADING, AttemptState.ABANDONED}),
+    # Rejected without a load: the tries were used up by candidates that took the machine down.
+    AttemptState.STAGED: frozenset(
+        {AttemptState.CANDIDATE, AttemptState.REJECTED, AttemptState.DOWNLOADING, AttemptState.ABANDONED}
+    ),
     AttemptState.CANDIDATE: frozenset(
         {
             AttemptState.CANDIDATE,

@@ -1,53 +1,74 @@
 """The state directory: where everything lies, who may write, and what is written how.
 
 enrollment.json                         which repository and channel; `device_agent.update.enrollment`
-update.lock, serve.lock                 held by the update process, by the serving process
+update.lock, serve.lock, state.lock     held by the update process, by the serving process, while a state is changed
 clock.json, metadata/                   what TUF verified; `device_agent.update`
 incoming/                               what is being downloaded
 blobs/ab/<digest>                       verified contents, hard-linked into slots
 models/<model>/state.json               the one truth of a model; state.backup.json is its copy
 models/<model>/active                   a link to the active slot, for when both are damaged
-models/<model>/slots/<digest>/          an installed bundle; hidden ones are being built
+models/<model>/slots/<digest>/          an installed bundle; hidden ones are being built or removed
+
+Whoever installs or removes holds `update.lock`. Whoever changes a model's state, which the serving process does, too,
+holds `state.lock` from reading it to writing it. Reading needs no lock, because a name changes its content in one step.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
+import logging
 import os
 import re
+import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_agent.slots.disk import TEMPORARY, Disk
+from device_agent.slots import cleaning
+from device_agent.slots.disk import Disk, entries_of, read_file
 from device_agent.slots.state import Installed, SlotState
-from edgeonnx.bundle import identify
-from edgeonnx.errors import EdgeOnnxError, NoSpaceError, StateError, printable
+from edgeonnx.bundle import identify, open_bundle, verify_files
+from edgeonnx.errors import BundleError, EdgeOnnxError, NoSpaceError, SchemaVersionError, StateError, UsageError
 from edgeonnx.spec.paths import check_bundle_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MAX_STATE_BYTES = 1 << 20
-FULL_DISK = (28, 122)
-"""ENOSPC and EDQUOT."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What `link` says on file systems that have none (FAT, some network and user-space ones), or no more of them."""
+GRACE_SECONDS = 0.2
+"""How long a lock is tried for at least: whoever asks whether it is held (`is_locked`) holds it for a moment."""
 
+UPDATE_LOCK = "update.lock"
+SERVE_LOCK = "serve.lock"
+STATE_LOCK = "state.lock"
+STATE_SECONDS = 10.0
+"""How long `state.lock` is waited for: it is held for milliseconds."""
+
+STATE_FILE = "state.json"
+BACKUP_FILE = "state.backup.json"
+ACTIVE_LINK = "active"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+logger = logging.getLogger("edgeonnx.slots")
 
 
 class Store:
     """A device's state directory.
 
     Args:
-        root: The directory; `prepare` makes it.
+        root: The directory; `prepare` makes it. It may be reached through links, nothing in it may.
         disk: All writes go through it.
     """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
-        self.root = root
+        self.root = Path(os.path.realpath(root))
         self.disk = disk or Disk()
+        self._told: set[str] = set()
 
     @property
     def metadata(self) -> Path:
@@ -59,36 +80,50 @@ class Store:
         """Where downloads grow."""
         return self.root / "incoming"
 
+    @property
+    def blobs(self) -> Path:
+        """Where verified contents lie."""
+        return self.root / "blobs"
+
     def blob(self, digest: str) -> Path:
         """Where a verified content lies."""
-        return self.root / "blobs" / digest[:2] / digest
+        return self.blobs / digest[:2] / digest
 
     def model(self, name: str) -> Path:
         """The folder of a model."""
         return self.root / "models" / check_bundle_name(name)
 
+    def slots(self, model: str) -> Path:
+        """The folder of a model's slots."""
+        return self.model(model) / "slots"
+
     def slot(self, model: str, contents: str) -> Path:
         """The folder of an installed bundle."""
-        return self.model(model) / "slots" / contents
+        return self.slots(model) / contents
 
     def models(self) -> list[str]:
-        """Names of the models that have a folder, sorted."""
-        try:
-            return sorted(
-                entry.name for entry in os.scandir(self.root / "models") if entry.is_dir(follow_symlinks=False)
-            )
-        except FileNotFoundError:
-            return []
+        """Names of the models that have a folder, sorted. What has no name of a model is none of ours."""
+        return [path.name for path in entries_of(self.root / "models") if _is_model(path)]
 
     def prepare(self) -> None:
         """Make the folders that every update needs.
 
         Raises:
-            StateError: The directory cannot be written.
+            NoSpaceError: The disk is full.
+            StateError: The directory cannot be written, or something else has the name of a folder.
         """
+        inner = (self.metadata, self.incoming, self.blobs, self.root / "models")
         with self.writing("the state directory"):
-            for folder in (self.root, self.metadata, self.incoming, self.root / "blobs", self.root / "models"):
+            for folder in (self.root, *inner):
                 self.disk.make_folder(folder)
+        for folder in inner:
+            if folder.is_symlink():
+                raise StateError(
+                    "is a link",
+                    where=str(folder),
+                    expected="a folder of the state directory",
+                    hint="move the whole state directory (update.state_dir), never a part of it",
+                )
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
@@ -106,6 +141,7 @@ class Store:
                 raise NoSpaceError(
                     f"{what} cannot be written: the disk is full",
                     where=where,
+                    found=error.strerror,
                     hint="make room; the version that serves is not touched, and the next update goes on",
                 ) from error
             raise StateError(
@@ -116,43 +152,47 @@ class Store:
             ) from error
 
     @contextmanager
-    def locked(self, name: str, holder: str) -> Iterator[None]:
+    def locked(self, name: str, holder: str, *, wait: float = 0.0) -> Iterator[None]:
         """Hold one of the locks.
 
         Args:
             name: `update.lock` or `serve.lock`.
             holder: Who else may hold it, for the message.
+            wait: Seconds that another holder is waited for.
 
         Raises:
             StateError: Another process holds it, or the directory cannot be written.
         """
         with self.writing("the lock"):
-            descriptor = self.disk.open(self.root / name, os.O_RDWR | os.O_CREAT)
+            descriptor = self._open_lock(self.root / name)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _flock(descriptor, max(wait, GRACE_SECONDS)):
                 raise StateError(
                     f"{holder} uses this state directory already",
                     where=str(self.root),
                     hint="one at a time; wait until it has ended, or give another --state-dir",
-                ) from None
+                )
             yield
         finally:
             self.disk.close(descriptor)
 
+    def _open_lock(self, path: Path) -> int:
+        try:
+            return self.disk.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            # Locking is no writing: a box whose disk has become read-only still serves.
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
     def is_locked(self, name: str) -> bool:
         """Whether a process holds a lock now."""
         try:
-            descriptor = os.open(self.root / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
+            return not _flock(descriptor, 0)
         finally:
             os.close(descriptor)
 
@@ -160,31 +200,87 @@ class Store:
         """What is known of a model: from the state file, else from its copy, else from the slots themselves.
 
         The copy may be a step behind; every step may be repeated. With both damaged, the bundle that the link names is
-        active, and what was blocked is forgotten.
+        active, and what was blocked is forgotten. That is logged once, and `damage` tells it.
         """
-        folder = self.model(model)
-        for name in ("state.json", "state.backup.json"):
-            found = _parse(folder / name, model)
-            if found is not None:
-                return found
-        return SlotState(model=model, active=self._linked(model))
+        found = self.read_files(model)
+        if found is not None:
+            return found
+        recovered = SlotState(model=model, active=self._linked(model))
+        told = self.damage(model)
+        if told is not None and model not in self._told:
+            self._told.add(model)
+            logger.error("the state of %s is lost (%s); %s serves", model, told, _name(recovered.active))
+        return recovered
+
+    def read_files(self, model: str) -> SlotState | None:
+        """The newer one of a model's state file and its copy; None if neither can be read."""
+        found = [self._state_or_fault(model, name) for name in (STATE_FILE, BACKUP_FILE)]
+        states = [each for each in found if isinstance(each, SlotState)]
+        return max(states, key=lambda state: state.sequence, default=None)
+
+    def _state_or_fault(self, model: str, name: str) -> SlotState | str:
+        """A state file, or what is wrong with it in words."""
+        path = self.model(model) / name
+        try:
+            found = SlotState.from_bytes(read_file(path, limit=MAX_STATE_BYTES), file=name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        except SchemaVersionError as error:
+            return f"{name} is of another version of the agent ({error.found})"
+        except (BundleError, UsageError) as error:
+            return f"{name} is damaged ({error.message})"
+        return found if found.model == model else f"{name} is that of {found.model}"
 
     def damage(self, model: str) -> str | None:
-        """What is wrong with a model's state file, in words; None if nothing is."""
-        folder = self.model(model)
-        if _parse(folder / "state.json", model) is not None:
+        """What is wrong with a model's state and with the slots that it names, in words; None if nothing is.
+
+        No file is hashed: loading a model does that.
+        """
+        if not os.path.lexists(self.slots(model)):
             return None
-        if not os.path.lexists(folder / "state.json"):
-            return "state.json is missing" if os.path.lexists(folder / "slots") else None
-        return "state.json is damaged"
+        faults = []
+        for name in (STATE_FILE, BACKUP_FILE):
+            fault = self._state_or_fault(model, name)
+            if isinstance(fault, str):
+                faults.append(fault)
+        state = self.read_files(model) or SlotState(model=model, active=self._linked(model))
+        for what, installed in (("active", state.active), ("previous", state.previous)):
+            fault_ = None if installed is None else self.slot_fault(model, installed.contents)
+            if fault_ is not None:
+                faults.append(f"the {what} slot {fault_}")
+        return "; ".join(faults) or None
+
+    def slot_fault(self, model: str, contents: str, *, hashed: bool = False) -> str | None:
+        """Why a slot is not the bundle that its name says, in words; None if it is.
+
+        Args:
+            model: The model.
+            contents: The slot's name: the digest of its bundle.
+            hashed: Also read every byte.
+        """
+        path = self.slot(model, contents)
+        if path.is_symlink() or not path.is_dir():
+            return f"{contents[:16]} is missing" if not os.path.lexists(path) else f"{contents[:16]} is no folder"
+        try:
+            bundle = open_bundle(path)
+            if (bundle.manifest.name, bundle.digest) != (model, contents):
+                return f"{contents[:16]} holds {bundle.manifest.name} {bundle.digest[:16]}"
+            if hashed:
+                verify_files(bundle)
+        except (EdgeOnnxError, OSError) as error:
+            return f"{contents[:16]} is damaged ({error})"
+        return None
 
     def _linked(self, model: str) -> Installed | None:
-        """The bundle that the link `active` names, if it is one."""
+        """The bundle that the link `active` names, if it is one of the model's slots."""
         try:
-            digest = (self.model(model) / "active").readlink().name
-            if _DIGEST.fullmatch(digest) is None:
+            folder, _, digest = os.fspath((self.model(model) / ACTIVE_LINK).readlink()).partition("/")
+            slot = self.slot(model, digest)
+            if folder != "slots" or _DIGEST.fullmatch(digest) is None or slot.is_symlink():
                 return None
-            name, version, contents = identify(self.slot(model, digest))
+            name, version, contents = identify(slot)
         except (OSError, EdgeOnnxError):
             return None
         return Installed(version=version, contents=contents) if (name, contents) == (model, digest) else None
@@ -192,27 +288,40 @@ class Store:
     def write_state(self, state: SlotState) -> SlotState:
         """Write a model's state durably; from the rename on it is true. Returns it with its new sequence number.
 
+        Its copy and the link to the active slot are for a damaged disk: if they cannot be written, that is logged, and
+        `damage` tells it.
+
         Raises:
-            NoSpaceError, StateError: It could not be written; the old state is still true.
+            NoSpaceError, StateError: It could not be written. The old state is still true, unless the disk failed after
+                the rename: read the state again to know.
         """
         folder = self.model(state.model)
         state = replace(state, sequence=state.sequence + 1)
+        data = state.to_bytes()
         with self.writing("the state"):
-            self.disk.make_folder(folder / "slots")
-            self.disk.replace(folder / "state.json", state.to_bytes())
-            self.disk.replace(folder / "state.backup.json", state.to_bytes())
-        self.repair_link(state)
+            self.disk.make_folder(self.slots(state.model))
+            self.disk.replace(folder / STATE_FILE, data)
+        try:
+            with self.writing("the copy of the state"):
+                self.disk.replace(folder / BACKUP_FILE, data)
+            self.repair_link(state)
+        except (NoSpaceError, StateError) as error:
+            logger.warning("%s", error)
         return state
 
     def repair_link(self, state: SlotState) -> None:
-        """Let the link `active` say what the state says."""
-        link = self.model(state.model) / "active"
+        """Let the link `active` say what the state says.
+
+        Raises:
+            NoSpaceError, StateError: It could not be written.
+        """
+        link = self.model(state.model) / ACTIVE_LINK
         text = None if state.active is None else f"slots/{state.active.contents}"
         try:
             found = str(link.readlink())
         except OSError:
             found = None
-        if found == text:
+        if found == text and (text is not None or not os.path.lexists(link)):
             return
         with self.writing("the link to the active slot"):
             if text is None:
@@ -220,46 +329,73 @@ class Store:
             else:
                 self.disk.replace_link(link, text)
 
-    def collect(self) -> int:
-        """Remove what no model needs: old slots, half-built ones, contents that no slot holds; bytes that were freed.
+    def place(self, digest: str, target: Path) -> None:
+        """Give a content that is here a further name, in a slot: a hard link, or a checked copy where there are none.
 
-        Call it with the update lock held. The active slot, the previous one and what is being installed always stay.
+        The name is not durable before its folder is synced.
+
+        Raises:
+            OSError: It could not be written, or the content is not here, or has another digest by now.
         """
-        freed = 0
+        source = self.blob(digest)
+        try:
+            self.disk.link(source, target)
+        except OSError as error:
+            if error.errno not in NO_HARD_LINKS:
+                raise
+            self.disk.create(target, cleaning.checked_pieces(source, digest), mode=0o444)
+
+    def discard_slot(self, model: str, contents: str) -> None:
+        """Remove a slot, or whatever has its name: first its name, durably, then its files.
+
+        Raises:
+            NoSpaceError, StateError: It could not be removed.
+        """
         with self.writing("the clean-up"):
-            for model in self.models():
-                kept = self.read_state(model).in_use()
-                for entry in _entries(self.model(model) / "slots"):
-                    if entry.name not in kept:
-                        freed += _size(entry)
-                        self.disk.remove(entry)
-            for folder in _entries(self.root / "blobs"):
-                for blob in _entries(folder):
-                    status = blob.lstat()
-                    if status.st_nlink == 1 or blob.name.endswith(TEMPORARY):
-                        freed += status.st_size
-                        self.disk.remove(blob)
+            cleaning.discard(self.disk, self.slot(model, contents))
+
+    def collect(self, keep: frozenset[str] = frozenset()) -> int:
+        """Remove what no model needs: old slots, half-built ones, contents that no slot holds, downloads for nothing.
+
+        Call it with the update lock held. The active slot, the previous one and what is being installed always stay,
+        with the contents and the downloads that it needs. The slots of a model whose state is lost stay, too.
+
+        Args:
+            keep: Digests of further contents that stay.
+
+        Returns:
+            Bytes that were freed.
+
+        Raises:
+            NoSpaceError, StateError: Something could not be removed; the rest was.
+        """
+        with self.writing("the clean-up"):
+            freed = cleaning.collect(self, keep)
+            with self.locked(STATE_LOCK, "another process", wait=STATE_SECONDS):
+                cleaning.remove_unfinished(self)
         return freed
 
 
-def _entries(folder: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(folder.iterdir())
-    return []
-
-
-def _size(path: Path) -> int:
-    """Bytes that only this path holds."""
-    if path.is_symlink() or not path.is_dir():
-        return path.lstat().st_size
-    return sum(each.lstat().st_size for each in path.rglob("*") if each.is_file() and each.lstat().st_nlink == 1)
-
-
-def _parse(path: Path, model: str) -> SlotState | None:
+def _is_model(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            found = SlotState.from_bytes(file.read(MAX_STATE_BYTES + 1), file=printable(path.name))
-    except (OSError, EdgeOnnxError):
-        return None
-    return found if found.model == model else None
+        return check_bundle_name(path.name) == path.name and not path.is_symlink() and path.is_dir()
+    except UsageError:
+        return False
+
+
+def _name(installed: Installed | None) -> str:
+    return "no version" if installed is None else f"version {installed.version}, which the link names,"
+
+
+def _flock(descriptor: int, wait: float) -> bool:
+    """Take a lock, for at most `wait` seconds; False if another process holds it."""
+    until = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

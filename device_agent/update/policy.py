@@ -1,25 +1,34 @@
-"""Which release this device takes now. Pure: everything that matters is in `Situation`.
+"""Which release this device takes now, and what becomes of an attempt. Pure: all that matters is in `Situation`.
 
 The rules, in this order, over the channel's offers from the preferred one down:
 
 - A pin allows one version only.
-- Blocked digests, and versions below the channel's minimum, are passed over.
-- An offer that this device has already is kept, unless it is withdrawn.
+- Withdrawn offers, blocked digests, and versions below the channel's minimum are passed over.
+- An offer that this device has already is kept.
 - A halted offer is taken by nobody new; an open one by the devices of its share.
 - A release that the channel does not name any more is kept until a newer one is offered.
+
+What is wanted then waits, if it is to be fetched, for a link that is not metered, and for the time window. A device
+whose release was withdrawn does not wait for the window; and nothing waits that is here already.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from device_agent.slots.states import AttemptState
+from edgeonnx.errors import UsageError
 from edgeonnx.spec.rollout import ModelOffers, Offer, OfferState
 from edgeonnx.spec.versions import version_order
 
 if TYPE_CHECKING:
     from device_agent.slots.state import SlotState
+
+MINUTES = 24 * 60
+_WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 
 
 class Action(Enum):
@@ -28,6 +37,41 @@ class Action(Enum):
     KEEP = "keep"
     INSTALL = "install"
     WAIT = "wait"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A time of day, in minutes from midnight; where it ends before it begins, it goes over midnight.
+
+    Attributes:
+        begin: Its first minute.
+        end: The minute after its last one.
+    """
+
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> Window:
+        """Read "02:00-05:00".
+
+        Raises:
+            UsageError: It is something else, or empty.
+        """
+        found = _WINDOW.fullmatch(text)
+        if found is None or found.group(1, 2) == found.group(3, 4):
+            raise UsageError(
+                "is no time window",
+                where="update.window",
+                expected='hours and minutes such as "02:00-05:00"',
+                found=repr(text[:40]),
+            )
+        hours = [int(part) for part in found.groups()]
+        return cls(begin=hours[0] * 60 + hours[1], end=hours[2] * 60 + hours[3])
+
+    def contains(self, minute: int) -> bool:
+        """Whether a minute of the day is in it."""
+        return (minute - self.begin) % MINUTES < (self.end - self.begin) % MINUTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +84,7 @@ class Situation:
         offers: What the channel offers of this model.
         metered: Nothing may be fetched now.
         in_window: It is the time of day for new releases.
+        here: Digests of the bundles that lie in slots: they need not be fetched.
     """
 
     device: str
@@ -47,40 +92,61 @@ class Situation:
     offers: ModelOffers
     metered: bool = False
     in_window: bool = True
+    here: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do, with what, and why; the reason is for people."""
+    """What to do, with what, and why; the reasons are for people.
+
+    Attributes:
+        action: What to do.
+        reason: Why.
+        offer: The offer that this device should have, or None.
+        abandon: Why the running attempt is to be given up; empty if it is not.
+    """
 
     action: Action
     reason: str
     offer: Offer | None = None
+    abandon: str = ""
 
 
 def decide(situation: Situation) -> Decision:
     """Which release this device takes now."""
     offer, passed = wanted(situation)
+    action, reason = _act(offer, passed, situation)
+    return Decision(action=action, reason=reason, offer=offer, abandon=_given_up(offer, situation))
+
+
+def _act(offer: Offer | None, passed: dict[str, str], situation: Situation) -> tuple[Action, str]:
     active = situation.state.active
+    withdrawn = active is not None and passed.get(active.contents) == "withdrawn"
     if offer is None:
-        return Decision(action=Action.KEEP, reason="; ".join(passed) or "the channel offers nothing")
+        reasons = {each.contents: each.version for each in situation.offers.offers}
+        why = "; ".join(f"{reasons[contents]}: {reason}" for contents, reason in passed.items())
+        if withdrawn:
+            return Action.KEEP, f"nothing may take the place of what was withdrawn, so it serves on ({why})"
+        return Action.KEEP, why or "the channel offers nothing of this model"
     if active is not None and offer.contents == active.contents:
-        return Decision(action=Action.KEEP, reason=f"{offer.version} is installed", offer=offer)
-    if situation.metered:
-        return Decision(action=Action.WAIT, reason=f"{offer.version} waits: the link is metered", offer=offer)
-    if not situation.in_window:
-        return Decision(action=Action.WAIT, reason=f"{offer.version} waits for the time window", offer=offer)
-    return Decision(action=Action.INSTALL, reason=f"{offer.version} is offered", offer=offer)
+        return Action.KEEP, f"{offer.version} is installed"
+    if offer.contents not in situation.here:
+        if situation.metered:
+            return Action.WAIT, f"{offer.version} waits: the link is metered"
+        if not situation.in_window and not withdrawn:
+            return Action.WAIT, f"{offer.version} waits for the time window"
+    because = f", because {active.version} was withdrawn" if active is not None and withdrawn else ""
+    return Action.INSTALL, f"{offer.version} is offered{because}"
 
 
-def wanted(situation: Situation) -> tuple[Offer | None, list[str]]:
-    """The offer that this device should have, and why each preferred one was passed over."""
-    passed: list[str] = []
+def wanted(situation: Situation) -> tuple[Offer | None, dict[str, str]]:
+    """The offer that this device should have, and by digest why each preferred one was passed over."""
+    passed: dict[str, str] = {}
     for offer in situation.offers.offers:
         reason = _against(offer, situation)
         if reason is None:
             return offer, passed
-        passed.append(f"{offer.version}: {reason}")
+        passed[offer.contents] = reason
     return None, passed
 
 
@@ -88,10 +154,10 @@ def _against(offer: Offer, situation: Situation) -> str | None:
     """Why this device does not take an offer; None if it does."""
     state, offers = situation.state, situation.offers
     active = state.active
-    if state.pin is not None and offer.version != state.pin:
-        return f"this device is pinned to {state.pin}"
     if offer.state is OfferState.WITHDRAWN:
         return "withdrawn"
+    if state.pin is not None and offer.version != state.pin:
+        return f"this device is pinned to {state.pin}"
     if state.is_blocked(offer.contents):
         return "it failed on this device before"
     minimum = offers.minimum_version
@@ -111,3 +177,23 @@ def _against(offer: Offer, situation: Situation) -> str | None:
 def _not_newer(offer: Offer, version: str) -> str | None:
     """An active version that the channel does not name gives way to newer ones only."""
     return None if version_order(offer.version) > version_order(version) else f"not newer than {version}"
+
+
+def _given_up(offer: Offer | None, situation: Situation) -> str:
+    """Why the running attempt is to be abandoned; empty if it goes on.
+
+    One on probation serves already and is watched by the process that serves: what takes its place is decided when its
+    probation is over.
+    """
+    running = situation.state.running
+    if running is None or running.state is AttemptState.PROBATION:
+        return ""
+    if offer is not None and offer.contents == running.release.contents:
+        return ""
+    found = situation.offers.find(running.release.contents)
+    if found is None:
+        return "it is not offered any more"
+    against = _against(found, situation)
+    if against is None:
+        return f"{offer.version} is offered instead" if offer is not None else "it is not offered any more"
+    return against

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from device_agent.slots.state import Installed, SlotState, begin, step
 from device_agent.slots.states import AttemptState
+from device_agent.update.contents import Contents
+from device_agent.update.journal import change_state
 from device_agent.update.policy import Action, Decision, Situation, decide
-from device_agent.update.staging import stage
-from device_agent.update.trial import prove
-from edgeonnx.errors import BlobError, CandidateError, ManifestError, SchemaVersionError, UntrustedError
+from device_agent.update.staging import Limits, Staging, is_whole
+from device_agent.update.trial import Kind
+from edgeonnx.errors import (
+    CandidateError,
+    EdgeOnnxError,
+    NoSpaceError,
+    StateError,
+    UntrustedError,
+)
 from edgeonnx.spec.release import Release, channel_target, release_target
 from edgeonnx.spec.rollout import Channel, ModelOffers, Offer
 
@@ -23,54 +32,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from device_agent.config import AgentConfig
-    from device_agent.slots.store import Store
-    from device_agent.update.clock import Clock
-    from device_agent.update.downloader import Downloader
-    from device_agent.update.enrollment import Enrollment
-    from device_agent.update.metadata import TrustedMetadata
-    from device_agent.update.trial import Verdict
+    from device_agent.update.parts import Parts
 
-    Prove = Callable[..., Verdict]
-    Report = Callable[[SlotState], None]
+    Change = Callable[[SlotState], SlotState]
 
 logger = logging.getLogger("edgeonnx.update")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What an update works with.
+class Outcome:
+    """What an update did for one model.
 
     Attributes:
-        config: The agent's settings.
-        settings_file: The file that they came from, for the candidate's process, or None.
-        store: The state directory.
-        enrollment: Whose offers are followed.
-        metadata: What the repository's keys signed.
-        downloader: Fetches from the repository.
-        clock: The effective time.
-        prove: Proves a candidate; tests put a fake here.
-        report: Told of each state that is written.
+        model: The model.
+        decision: What was decided.
+        state: Its state afterwards.
+        error: What kept it from going on, or None.
+        fetch_bytes: In a dry run, the most bytes that would be fetched; None if nothing would be.
     """
-
-    config: AgentConfig
-    settings_file: Path | None
-    store: Store
-    enrollment: Enrollment
-    metadata: TrustedMetadata
-    downloader: Downloader
-    clock: Clock
-    prove: Prove = prove
-    report: Report = lambda _: None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What an update did for one model."""
 
     model: str
     decision: Decision
     state: SlotState
+    error: EdgeOnnxError | None = None
+    fetch_bytes: int | None = None
 
 
 class Updater:
@@ -80,10 +65,10 @@ class Updater:
         self._parts = parts
 
     def run(self, *, dry: bool = False) -> list[Outcome]:
-        """Ask the repository, and take what it offers.
+        """Ask the repository, and take what it offers. A failure of one model does not keep the others from theirs.
 
         Args:
-            dry: Only say what would be done.
+            dry: Only say what would be done. The lists of files of what would be taken are fetched for that.
 
         Raises:
             FetchError: The repository cannot be reached; the next run may succeed.
@@ -91,68 +76,155 @@ class Updater:
             NoSpaceError, StateError: The disk does not take it.
         """
         parts = self._parts
+        if not dry:
+            for model in parts.store.models():
+                parts.reporter.state(parts.store.read_state(model))
         parts.metadata.refresh()
         channel = self._channel()
         names = parts.enrollment.models or tuple(channel.models)
-        return [self._update(name, channel.models.get(name, ModelOffers()), dry=dry) for name in names]
+        outcomes = [self._guarded(name, channel.models.get(name, ModelOffers()), dry=dry) for name in names]
+        if not dry:
+            self._collect()
+            parts.reporter.flush()
+        return outcomes
 
     def _channel(self) -> Channel:
         name = self._parts.enrollment.channel
-        data = self._parts.metadata.target(channel_target(name))
+        path = channel_target(name)
+        data = self._parts.metadata.target(path)
         if data is None:
             raise UntrustedError(
                 "the repository has no such channel", where=name, hint="edgeonnx-agent enroll --channel NAME"
             )
-        return Channel.from_bytes(data, file=channel_target(name))
+        try:
+            channel = Channel.from_bytes(data, file=path)
+        except EdgeOnnxError as error:
+            raise UntrustedError("the signed channel cannot be read", where=path, found=str(error)) from None
+        if channel.name != name:
+            raise UntrustedError("the signed channel is another one", where=path, expected=name, found=channel.name)
+        return channel
 
-    def _update(self, model: str, offers: ModelOffers, *, dry: bool) -> Outcome:
+    def _guarded(self, model: str, offers: ModelOffers, *, dry: bool) -> Outcome:
+        situation = self._situation(model, offers)
+        decision = decide(situation)
+        try:
+            if dry:
+                return self._dry(model, situation.state, decision)
+            state = self._update(situation.state, decision)
+        except EdgeOnnxError as error:
+            state = self._parts.store.read_state(model)
+            return Outcome(model=model, decision=decision, state=state, error=error)
+        return Outcome(model=model, decision=decision, state=state, error=_failure(situation.state, state))
+
+    def _situation(self, model: str, offers: ModelOffers) -> Situation:
         parts = self._parts
         state = parts.store.read_state(model)
-        situation = Situation(
-            device=parts.enrollment.device, state=state, offers=offers, metered=parts.config.update.metered
+        now = datetime.fromtimestamp(parts.clock.effective())
+        return Situation(
+            device=parts.enrollment.device,
+            state=state,
+            offers=offers,
+            metered=parts.config.update.metered,
+            in_window=parts.window is None or parts.window.contains(now.hour * 60 + now.minute),
+            here=frozenset(each for each in state.in_use() if is_whole(parts.store.slot(model, each), each)),
         )
-        decision = decide(situation)
-        if decision.action is Action.INSTALL and decision.offer is not None and not dry:
-            state = self._install(state, decision.offer)
-        return Outcome(model=model, decision=decision, state=state)
+
+    def _dry(self, model: str, state: SlotState, decision: Decision) -> Outcome:
+        if decision.action is Action.KEEP or decision.offer is None:
+            return Outcome(model=model, decision=decision, state=state)
+        release = self._release(model, decision.offer)
+        staging = self._staging(release, Contents(self._parts.store, self._parts.downloader, release))
+        return Outcome(model=model, decision=decision, state=state, fetch_bytes=staging.missing())
+
+    def _update(self, state: SlotState, decision: Decision) -> SlotState:
+        logger.info("%s: %s", state.model, decision.reason)
+        if decision.abandon:
+            state = self._go(state, AttemptState.ABANDONED, decision.abandon)
+        if decision.action is Action.INSTALL and decision.offer is not None:
+            return self._install(state, decision.offer)
+        if decision.action is Action.KEEP and decision.offer is not None:
+            return self._mend(state, decision.offer)
+        return state
 
     def _install(self, state: SlotState, offer: Offer) -> SlotState:
         """Take up or begin the attempt for an offer, and go as far as it goes."""
+        release = self._release(state.model, offer)
         wanted = Installed(version=offer.version, contents=offer.contents)
         running = state.running
         if running is not None and running.state is AttemptState.PROBATION:
             logger.info("%s %s is on probation; %s waits", state.model, running.release.version, offer.version)
             return state
-        if running is not None and running.release == wanted and running.state is AttemptState.PROVEN:
-            logger.info(
-                "%s %s is proven already; it serves from the next swap or start on", state.model, wanted.version
-            )
+        if running is not None and running.state is AttemptState.PROVEN:
+            logger.info("%s %s is proven; it serves from the next swap or start on", state.model, wanted.version)
             return state
-        if running is not None and running.release != wanted:
-            state = self._go(state, AttemptState.ABANDONED, f"{offer.version} is offered instead")
-        if state.running is None:
-            state = self._write(
-                begin(state, wanted, tries=self._parts.config.update.tries, now=self._parts.clock.effective())
-            )
-        release = self._release(state.model, offer)
+        if running is None:
+            tries, now = self._parts.config.update.tries, self._parts.clock.effective()
+            state = self._change(state, lambda found: begin(found, wanted, tries=tries, now=now))
         try:
             state = self._stage(state, release)
             return self._prove(state)
-        except (CandidateError, BlobError) as error:
+        except CandidateError as error:
             return self._go(state, AttemptState.REJECTED, str(error))
+
+    def _mend(self, state: SlotState, offer: Offer) -> SlotState:
+        """Fetch what the active slot lacks: files that somebody removed, or a variant that this machine now needs."""
+        parts = self._parts
+        active = state.active
+        if active is None or state.running is not None:
+            return state
+        if is_whole(parts.store.slot(state.model, active.contents), active.contents):
+            return state
+        if parts.config.update.metered:
+            logger.warning("the slot of %s %s is damaged; the link is metered", state.model, active.version)
+            return state
+        release = self._release(state.model, offer)
+        logger.warning("the slot of %s %s is damaged: what it lacks is fetched", state.model, active.version)
+        self._staged(release)
+        # Written anew so that the serving process notices: it may serve the previous version for want of this one.
+        return self._parts.store.write_state(self._parts.store.read_state(state.model))
 
     def _stage(self, state: SlotState, release: Release) -> SlotState:
         """Have the bundle in its slot. A slot from an earlier run is checked again: it is cheap, and disks forget."""
         attempt = state.running
         if attempt is not None and attempt.state is not AttemptState.DOWNLOADING:
             state = self._go(state, AttemptState.DOWNLOADING)
-        stage(
-            self._parts.store,
-            self._parts.downloader,
-            release,
-            reserve=self._parts.config.update.disk_reserve_bytes,
-        )
+        self._staged(release)
         return self._go(state, AttemptState.STAGED)
+
+    def _staged(self, release: Release) -> Path:
+        """The release's slot, whole. Where the disk is full, what nobody needs is removed first."""
+        parts = self._parts
+        contents = Contents(parts.store, parts.downloader, release)
+        try:
+            slot = self._staging(release, contents).stage()
+        except NoSpaceError as error:
+            if not self._collect():
+                raise
+            logger.info("room was made after: %s", error)
+            slot = self._staging(release, contents).stage()
+        logger.info(
+            "%s %s is staged: %d contents fetched, %d bytes received",
+            release.name,
+            release.version,
+            contents.fetched,
+            parts.downloader.received,
+        )
+        return slot
+
+    def _staging(self, release: Release, contents: Contents) -> Staging:
+        update = self._parts.config.update
+        limits = Limits(reserve=update.disk_reserve_bytes, connections=update.connections)
+        choose = self._choose if update.variants == "needed" else None
+        return Staging(self._parts.store, contents, release, limits, choose)
+
+    def _choose(self, metadata: Path) -> tuple[str, ...]:
+        """The variants of a bundle that this machine would run."""
+        parts = self._parts
+        verdict = parts.choose(metadata, parts.config.update, parts.settings_file)
+        if not verdict.proven:
+            # What a machine can run changes with its drivers and settings: that is no fault of the release.
+            raise StateError("no variant of the release can be chosen here", found=verdict.reason)
+        return verdict.variants
 
     def _prove(self, state: SlotState) -> SlotState:
         """Load the candidate until it gave its golden answers, or its tries are over."""
@@ -162,14 +234,16 @@ class Updater:
             if attempt.tries_left == 0:
                 return self._go(state, AttemptState.REJECTED, attempt.reason or "its tries are over")
             # Written before the load: a candidate that takes the machine down has used up a try.
-            state = self._go(state, AttemptState.CANDIDATE, tries_left=attempt.tries_left - 1)
+            state = self._go(state, AttemptState.CANDIDATE, attempt.reason, tries_left=attempt.tries_left - 1)
             slot = parts.store.slot(state.model, attempt.release.contents)
             verdict = parts.prove(slot, parts.config.update, parts.settings_file)
             if verdict.proven:
                 return self._go(state, AttemptState.PROVEN, tries_left=parts.config.update.tries)
             logger.warning("%s %s did not prove itself: %s", state.model, attempt.release.version, verdict.reason)
-            if not verdict.crashed:
+            if verdict.kind is Kind.REJECTED:
                 return self._go(state, AttemptState.REJECTED, verdict.reason)
+            if verdict.kind is Kind.POSTPONED:
+                return self._go(state, AttemptState.CANDIDATE, verdict.reason, tries_left=attempt.tries_left)
             state = self._go(state, AttemptState.CANDIDATE, verdict.reason)
             attempt = state.running
         return state
@@ -183,22 +257,62 @@ class Updater:
             raise UntrustedError("the channel offers a release that was never signed", where=where)
         try:
             release = Release.from_bytes(data, file=path)
-        except (ManifestError, SchemaVersionError) as error:
+        except EdgeOnnxError as error:
             raise UntrustedError("the signed release cannot be read", where=where, found=str(error)) from None
         if (release.name, release.version, release.contents) != (model, offer.version, offer.contents):
             raise UntrustedError(
                 "the channel and the release disagree",
                 where=where,
-                expected=f"contents {release.contents}",
+                expected=f"contents {release.contents} of {release.name} {release.version}",
                 found=offer.contents,
             )
         return release
 
+    def _collect(self) -> int:
+        """Remove what nobody needs; bytes that were freed."""
+        try:
+            return self._parts.store.collect()
+        except (StateError, NoSpaceError) as error:
+            logger.warning("what nobody needs could not be removed: %s", error)
+            return 0
+
+    # Writing states.
+
     def _go(self, state: SlotState, to: AttemptState, reason: str = "", *, tries_left: int | None = None) -> SlotState:
         now = self._parts.clock.effective()
-        return self._write(step(state, to, now=now, reason=reason, tries_left=tries_left))
+        return self._change(state, lambda found: step(found, to, now=now, reason=reason, tries_left=tries_left))
 
-    def _write(self, state: SlotState) -> SlotState:
-        state = self._parts.store.write_state(state)
-        self._parts.report(state)
+    def _change(self, expected: SlotState, change: Change) -> SlotState:
+        """Write the next state, unless somebody else has taken the attempt further meanwhile."""
+
+        def checked(found: SlotState) -> SlotState:
+            if found.attempt != expected.attempt:
+                raise StateError(
+                    "the attempt was changed by another process meanwhile",
+                    where=found.model,
+                    found="none" if found.attempt is None else found.attempt.state.value,
+                    hint="the next run goes on from there",
+                )
+            return change(found)
+
+        state = change_state(self._parts.store, expected.model, checked)
+        self._parts.reporter.state(state, self._parts.downloader.received)
         return state
+
+
+def _failure(before: SlotState, after: SlotState) -> EdgeOnnxError | None:
+    """What a person has to know of an attempt that ended badly, or does not go on, in this run."""
+    attempt = after.attempt
+    if attempt is None or attempt == before.attempt:
+        return None
+    where = f"{after.model} {attempt.release.version}"
+    if attempt.state is AttemptState.REJECTED:
+        return CandidateError(
+            "the release is refused",
+            where=where,
+            found=attempt.reason,
+            hint="the version that serves is not touched; this device does not take this release again",
+        )
+    if attempt.state is AttemptState.CANDIDATE and attempt.reason:
+        return StateError("the release waits", where=where, found=attempt.reason, hint="the next run tries again")
+    return None

@@ -8,7 +8,7 @@ few bytes of zstd can stand for gigabytes, so the decoder is asked for output in
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 import zstandard
 
@@ -62,7 +62,7 @@ def decompressed(
     try:
         known = None if dictionary is None else _raw_dictionary(dictionary)
         decoder = zstandard.ZstdDecompressor(dict_data=known, max_window_size=max_window)
-        reader = decoder.stream_reader(wire, read_size=_READ_BYTES, read_across_frames=True)
+        reader = decoder.stream_reader(cast("IO[bytes]", wire), read_size=_READ_BYTES, read_across_frames=True)
         while piece := reader.read(min(CHUNK_BYTES, size - found + 1)):
             found += len(piece)
             if found > size:

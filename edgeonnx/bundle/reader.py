@@ -3,6 +3,9 @@
 `open_bundle` checks the structure (every file is listed, every listed file is there with its size, nothing is a link)
 and parses the metadata. `verify_files` then hashes every byte. A caller that has done both holds exactly the files
 that `contents.json` describes.
+
+A device may hold a bundle without some of its variants: `partial.json` names them. Then files of theirs may be missing,
+and nothing else may.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgeonnx.bundle import needs
 from edgeonnx.bundle.golden import GoldenSet
 from edgeonnx.errors import BundleError, IntegrityError, ManifestError, NotABundleError, UnsafePathError
 from edgeonnx.spec.contents import CONTENTS_FILE, UNSEALED_FILES, Contents, FileEntry, asset_digest
 from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import Manifest
 from edgeonnx.spec.parse import parse_document
+from edgeonnx.spec.partial import PARTIAL_FILE, Partial, variant_path
 from edgeonnx.spec.paths import asset_directory, split_asset_reference
 from edgeonnx.spec.timings import TIMINGS_FILE, Timings
 
@@ -28,31 +33,46 @@ if TYPE_CHECKING:
 
     from edgeonnx.spec.manifest import Variant
 
-MANIFEST_FILE = "manifest.json"
+MANIFEST_FILE = needs.MANIFEST_FILE
 EVIDENCE_FILE = "evidence.json"
 
 # What a bundle's own metadata may take; a real one is far below, and a device has little memory.
 MAX_CONTENTS_BYTES = 32 << 20
 MAX_METADATA_BYTES = 4 << 20
 MAX_TIMINGS_BYTES = 1 << 20
+MAX_PARTIAL_BYTES = 1 << 16
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_GOLDEN_BYTES = 64 << 20
 MAX_FILES = 100_000
+PIECE_BYTES = 1 << 20
 MAX_FAULTS_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An opened bundle: its folder, its metadata and its list of files."""
+    """An opened bundle.
+
+    Attributes:
+        root: Its folder, without links.
+        manifest: Its metadata.
+        contents: The list of its files.
+        absent: The variants that are not here, each as `<component>/<variant>`; most bundles have all.
+    """
 
     root: Path
     manifest: Manifest
     contents: Contents
+    absent: frozenset[str] = frozenset()
 
     @property
     def digest(self) -> str:
         """SHA-256 of `contents.json`: the identity of exactly these files."""
         return self.contents.digest
+
+    def absent_variants(self, component: str) -> frozenset[str]:
+        """Names of a component's variants that are not here."""
+        variants = self.manifest.components[component].variants
+        return frozenset(each.name for each in variants if variant_path(component, each.name) in self.absent)
 
     def path_of(self, reference: str) -> Path:
         """The absolute path of an asset reference (`sha256:<hex>[/path]`)."""
@@ -114,15 +134,38 @@ def open_bundle(path: Path) -> Bundle:
     """
     root = _root_of(path)
     contents = Contents.from_bytes(_read(root / CONTENTS_FILE, MAX_CONTENTS_BYTES))
-    check_structure(root, contents)
-    manifest_node = parse_document(_read(root / MANIFEST_FILE, MAX_METADATA_BYTES), MANIFEST_FILE)
-    components = {
-        name: parse_document(_read(root / file, MAX_METADATA_BYTES), file)
-        for name, file in Manifest.component_files(manifest_node).items()
-    }
-    manifest = Manifest.from_dict(manifest_node, components)
-    _check_references(manifest, contents)
-    return Bundle(root=root, manifest=manifest, contents=contents)
+    if any(entry.path.lower() == PARTIAL_FILE for entry in contents.files):
+        raise ManifestError(
+            f"must not list {PARTIAL_FILE}: the digest does not cover a file of this name", where=CONTENTS_FILE
+        )
+    present = _present(root)
+    if present.pop(PARTIAL_FILE, None) is not None:
+        return _open_partial(root, contents, present)
+    _check_structure(root, contents, present)
+    bundle = Bundle(root=root, manifest=_manifest(root), contents=contents)
+    _check_references(bundle.manifest, contents)
+    return bundle
+
+
+def _open_partial(root: Path, contents: Contents, present: dict[str, int]) -> Bundle:
+    """Open a bundle with a `partial.json`: what may be missing is known only when its metadata are parsed.
+
+    Raises:
+        ManifestError, SchemaVersionError: `partial.json` breaks the schema, or does not fit the manifest.
+        IntegrityError: More is missing than may be, or something else is wrong with the files.
+    """
+    data = _read(root / PARTIAL_FILE, MAX_PARTIAL_BYTES, failure=ManifestError)
+    partial = Partial.from_bytes(data)
+    whole = Bundle(root=root, manifest=_manifest(root), contents=contents)
+    partial.check(whole.manifest)
+    bundle = replace(whole, absent=partial.absent)
+    _check_structure(root, contents, present, optional=needs.optional_files(bundle, partial.absent))
+    _check_references(bundle.manifest, contents)
+    return bundle
+
+
+def _manifest(root: Path) -> Manifest:
+    return needs.read_manifest(lambda file: _read(root / file, MAX_METADATA_BYTES))
 
 
 def _root_of(path: Path) -> Path:
@@ -157,21 +200,38 @@ def identify(path: Path) -> tuple[str, str, str]:
     return name, version, hashlib.sha256(_read(root / CONTENTS_FILE, MAX_CONTENTS_BYTES)).hexdigest()
 
 
-def check_structure(root: Path, contents: Contents) -> None:
-    """Compare the files on disk with the list: nothing missing, nothing extra, no links, sizes equal.
-
-    `UNSEALED_FILES` may lie at the root; they are files, too, and nothing more is asked of them.
+def _present(root: Path) -> dict[str, int]:
+    """Path and size of every file that is here, without `contents.json` and `UNSEALED_FILES`.
 
     Raises:
         UnsafePathError: A link or a special file lies in the folder.
-        IntegrityError: The files differ from the list; every difference is named.
+        IntegrityError: Too many files lie there.
     """
-    listed = {entry.path: entry for entry in contents.files}
     present = dict(_walk(root))
     for name in (CONTENTS_FILE, *UNSEALED_FILES):
         present.pop(name, None)
-    faults = [f"{name}: a folder, not a file" for name in UNSEALED_FILES if (root / name).is_dir()]
-    faults += [f"{path}: missing" for path in listed if path not in present]
+    return present
+
+
+def _check_structure(
+    root: Path, contents: Contents, present: dict[str, int], *, optional: frozenset[str] = frozenset()
+) -> None:
+    """Compare the files that are here with the list: nothing missing, nothing extra, sizes equal.
+
+    What may lie at the root without being listed is a file, too.
+
+    Args:
+        root: The bundle, for the message.
+        contents: The list.
+        present: Path and size of every file that is here.
+        optional: Paths of the files that may be missing.
+
+    Raises:
+        IntegrityError: The files differ from the list; every difference is named.
+    """
+    listed = {entry.path: entry for entry in contents.files}
+    faults = [f"{name}: a folder, not a file" for name in (*UNSEALED_FILES, PARTIAL_FILE) if (root / name).is_dir()]
+    faults += [f"{path}: missing" for path in listed if path not in present and path not in optional]
     faults += [f"{path}: not listed in {CONTENTS_FILE}" for path in present if path not in listed]
     faults += [
         f"{path}: {present[path]} bytes on disk, {entry.size} in {CONTENTS_FILE}"
@@ -256,18 +316,26 @@ def _check_asset(digest: str, contents: Contents) -> None:
         )
 
 
-def verify_files(bundle: Bundle, on_file: Callable[[FileEntry], None] | None = None) -> None:
+def verify_files(bundle: Bundle, on_file: Callable[[FileEntry], None] | None = None) -> int:
     """Hash every file of the bundle and compare it with the list.
 
     Args:
-        bundle: An opened bundle.
+        bundle: An opened bundle. Of a partial one every file that is here is hashed.
         on_file: Called after each file, for progress.
 
+    Returns:
+        The number of files that were hashed.
+
     Raises:
-        IntegrityError: Bytes differ; every damaged file is named.
+        IntegrityError: Bytes differ, or a tensor of a variant that is not absent is missing; every damaged file is
+            named.
     """
     faults = []
-    for entry in bundle.contents.files:
+    unneeded = _unneeded(bundle)
+    here = [
+        each for each in bundle.contents.files if each.path not in unneeded or os.path.lexists(bundle.root / each.path)
+    ]
+    for entry in here:
         try:
             with open(open_regular(bundle.root / entry.path), "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -279,6 +347,23 @@ def verify_files(bundle: Bundle, on_file: Callable[[FileEntry], None] | None = N
         if on_file is not None:
             on_file(entry)
     raise_faults(bundle.root, faults)
+    return len(here)
+
+
+def _unneeded(bundle: Bundle) -> frozenset[str]:
+    """Paths of the files that only absent variants need."""
+    optional = needs.optional_files(bundle, bundle.absent)
+    if not optional:
+        return optional
+    needed = set()
+    for name, component in bundle.manifest.components.items():
+        absent = bundle.absent_variants(name)
+        for variant in component.variants:
+            if variant.name not in absent:
+                graphs = [_pieces(bundle.root / entry.path) for entry in needs.graph_files(bundle, name, variant)]
+                names = frozenset().union(*(needs.tensor_names(graph) for graph in graphs))
+                needed |= {entry.path for entry in needs.tensor_files(bundle, variant, names)}
+    return optional - needed
 
 
 def raise_faults(root: Path, faults: list[str]) -> None:
@@ -299,6 +384,16 @@ def raise_faults(root: Path, faults: list[str]) -> None:
 def open_regular(path: Path) -> int:
     """A descriptor of a regular file; a link in its place raises `OSError` instead of being followed."""
     return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """The bytes of a file of the bundle, in pieces."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+    except OSError as error:
+        raise IntegrityError("cannot be read", where=str(path), found=error.strerror or str(error)) from None
 
 
 def _read(path: Path, limit: int, *, failure: type[BundleError] = IntegrityError) -> bytes:

@@ -13,4 +13,7 @@ Exit codes:
   6    the bundle does not give its golden answers on this machine
   7    a library is missing
   8    a variant does not keep the thresholds of the gate; nothing was written
+  9    a repository, its keys or its signatures cannot be used, or it is damaged
+  10   a file could not be fetched; the next try may succeed
+  11   this machine cannot take or give back a release
   130  interrupted"""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 import typer
 
 from edgeonnx import __version__
-from edgeonnx.cli import exits, interrupt
+from edgeonnx.cli import exits, interrupt, repository
 from edgeonnx.errors import EdgeOnnxError
 from edgeonnx.evaluate.metrics import METRICS
 from edgeonnx.spec.manifest import Task
@@ -110,6 +110,10 @@ def package(
         Path | None,
         typer.Option("--texts", help="Your own texts to measure with: one a line, or JSONL with text, pair, label."),
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", help="Bundle of an earlier version: repeat its recipe and scales if the gate allows."),
+    ] = None,
     search_seconds: Annotated[
         float, typer.Option("--search-seconds", min=0, help="How long the refinement of one variant may take.")
     ] = 60.0,
@@ -171,6 +175,7 @@ def package(
         texts=texts,
         thresholds={metric: bound for metric, bound in bounds.items() if bound is not None},
         search_seconds=search_seconds,
+        base=base,
     )
     if dry_run:
         from edgeonnx.pipeline.plan import plan
@@ -244,6 +249,9 @@ def report(
         draw(found)
     else:
         written(html)
+
+
+repository.register(app, _reported)
 
 
 def main() -> None:

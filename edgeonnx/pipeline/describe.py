@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgeonnx.bundle.golden import Comparison
     from edgeonnx.export.encoder import LoadedEncoder
     from edgeonnx.model.graph import StoredGraph
+    from edgeonnx.pipeline.base import Base
     from edgeonnx.pipeline.recipe import PackageRequest, VariantRecipe
     from edgeonnx.validate.parity import ParityResult
     from edgeonnx.validate.tokens import TextPath
@@ -33,6 +34,7 @@ class BuiltVariant:
         golden: What a device must reach when it replays the golden set.
         plan: Facts about how it was made.
         evidence: What was measured.
+        base: What was kept of the base, and how much differs from it; None without a base.
     """
 
     recipe: VariantRecipe
@@ -40,6 +42,7 @@ class BuiltVariant:
     golden: tuple[Threshold, ...]
     plan: dict[str, object]
     evidence: VariantEvidence
+    base: dict[str, object] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,7 @@ class Build:
     Attributes:
         request: What was asked for.
         encoder: The source model.
+        base: The bundle that the build followed, or None.
         graph: The graph that was compared with the source, optimized for the CPU.
         optimized: How often each optimization found something to do.
         text_path: The text path of the device.
@@ -62,6 +66,7 @@ class Build:
 
     request: PackageRequest
     encoder: LoadedEncoder
+    base: Base | None
     graph: StoredGraph
     optimized: dict[str, int]
     text_path: TextPath
@@ -156,11 +161,20 @@ def _properties(build: Build) -> dict[str, object]:
     return properties
 
 
+def _source(build: Build) -> dict[str, object]:
+    """What the bundle was made from: the source model's files, and the base if there was one."""
+    made_from = build.encoder.source.fingerprint()
+    if build.base is not None:
+        variants = {built.recipe.name: built.base for built in build.variants}
+        made_from["base"] = {**build.base.to_dict(), "variants": variants}
+    return made_from
+
+
 def evidence(build: Build) -> Evidence:
     """What was measured, and with what."""
     graph = build.graph
     return Evidence(
-        source=build.encoder.source.fingerprint(),
+        source=_source(build),
         tools={"edgeonnx": __version__, **{name: installed_version(name) for name in TOOLS}},
         tokenizer=build.text_path.to_dict(),
         parity=build.parity.to_dict(),

@@ -12,6 +12,7 @@ from edgeonnx.pipeline.recipe import STAGES, PackageRequest
 if TYPE_CHECKING:
     from edgeonnx.export.source import Source
     from edgeonnx.export.tasks import TaskPlan
+    from edgeonnx.pipeline.base import Base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,13 @@ class PackagePlan:
         request: What was asked for.
         source: The source model.
         plan: Its task.
+        base: The bundle that the build would follow, or None.
     """
 
     request: PackageRequest
     source: Source
     plan: TaskPlan
+    base: Base | None = None
 
     def facts(self) -> dict[str, str]:
         """For people."""
@@ -46,6 +49,9 @@ class PackagePlan:
             rows["in the graph"] = " -> ".join(steps)
         if self.plan.labels:
             rows["labels"] = ", ".join(self.plan.labels)
+        if self.base is not None:
+            rows["base"] = f"{self.base.identity}, sha256:{self.base.bundle.digest}"
+            rows.update({f"{recipe.name} keeps": self.base.expected(recipe) for recipe in self.request.recipes})
         return rows
 
     def to_dict(self) -> dict[str, object]:
@@ -61,7 +67,24 @@ def plan(request: PackageRequest) -> PackagePlan:
     """
     check_target(request.target, replace=request.replace)
     source, decided = plan_source(request)
-    return PackagePlan(request=request, source=source, plan=decided)
+    return PackagePlan(request=request, source=source, plan=decided, base=plan_base(request, source, decided))
+
+
+def plan_base(request: PackageRequest, source: Source, decided: TaskPlan) -> Base | None:
+    """The bundle that the build follows, opened, verified, and of the same kind of model; None if there is none.
+
+    Raises:
+        BundleError: It is no bundle, or a damaged one.
+        UsageError: It is a bundle of another kind of model.
+        RuntimeUnavailableError: A library of the build host is missing.
+    """
+    if request.base is None:
+        return None
+    try:
+        from edgeonnx.pipeline.base import open_base
+    except ImportError as error:
+        raise missing_library(error) from None
+    return open_base(request.base, task=decided.task, model_type=source.model_type)
 
 
 def plan_source(request: PackageRequest) -> tuple[Source, TaskPlan]:

@@ -44,6 +44,10 @@ class Scheme(Enum):
     HALF = "half precision"
 
 
+PLANNED = (Scheme.ROWWISE, Scheme.STATIC)
+"""Schemes that decide something about a model by calibration; the others follow from its weights alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VariantRecipe:
     """How one variant is made; recipes are data.
@@ -165,6 +169,7 @@ class PackageRequest:
         texts: The user's own texts to measure with, or None for those that ship with edgeonnx.
         thresholds: Bounds by metric that replace the gate's defaults for every variant but fp32.
         search_seconds: How long the refinement of one variant may take.
+        base: The bundle of an earlier version, whose names, recipe and scales are kept where the gate allows; or None.
     """
 
     source: str
@@ -178,6 +183,7 @@ class PackageRequest:
     texts: Path | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
     search_seconds: float = 60.0
+    base: Path | None = None
 
     def __post_init__(self) -> None:
         check_bundle_name(self.name)

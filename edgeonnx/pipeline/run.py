@@ -15,7 +15,7 @@ from edgeonnx.optimize.passes import optimize_for_cpu
 from edgeonnx.pipeline import describe
 from edgeonnx.pipeline.describe import Build, BuiltVariant, device_thresholds
 from edgeonnx.pipeline.measure import Yardstick, calibration_batches, gate_of, read_user_texts, user_reference
-from edgeonnx.pipeline.plan import missing_library, plan_source
+from edgeonnx.pipeline.plan import missing_library, plan_base, plan_source
 from edgeonnx.pipeline.progress import Silent, StageTimer
 from edgeonnx.pipeline.recipe import TOKENIZER_FILE, PackageRequest, model_path, stage_of
 from edgeonnx.pipeline.texts import golden_rows, pair_up, shipped_texts
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from edgeonnx.export.encoder import LoadedEncoder
     from edgeonnx.model.graph import StoredGraph
     from edgeonnx.model.reference import Reference
+    from edgeonnx.pipeline.base import Base
     from edgeonnx.pipeline.progress import Progress
     from edgeonnx.pipeline.variants import MadeVariant
     from edgeonnx.spec.evidence import Evidence
@@ -89,7 +90,7 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
     clear_leftovers(request.target)
     check_target(request.target, replace=request.replace)
     timer = StageTimer(progress=progress or Silent())
-    encoder, user = _load(request, timer)
+    encoder, user, base = _load(request, timer)
     exported = _export(encoder, timer)
     with (
         tempfile.TemporaryDirectory(prefix="edgeonnx-") as work,
@@ -97,19 +98,20 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
     ):
         folder = Path(work)
         optimized = optimize_for_cpu(exported)
-        graph = optimized.graph
+        graph = optimized.graph if base is None else base.name(optimized.graph)
         path = graph.write(folder, "float.onnx")
         _check(encoder, graph, folder, timer)
         reference, text_path = _tokenize(encoder, timer)
         parity = _parity(encoder, reference, path, timer)
         golden = reference.golden(golden_rows(reference.lengths))
-        made, yardstick = _variants(request, encoder, user, reference, exported, graph, folder, timer)
+        made, yardstick = _variants(request, encoder, user, reference, base, exported, graph, folder, timer)
         timings = _speed(made, yardstick, timer)
         with timer.stage(*stage_of("bundle")) as stage:
             tensors = {name: data for item in made for name, data in item.graph.tensors.items()}
             build = Build(
                 request=request,
                 encoder=encoder,
+                base=base,
                 graph=graph,
                 optimized=optimized.applied,
                 text_path=text_path,
@@ -159,6 +161,7 @@ def _built(made: MadeVariant, golden: GoldenSet) -> BuiltVariant:
         golden=device_thresholds(made.recipe, found),
         plan=made.plan,
         evidence=made.evidence,
+        base=made.base,
     )
 
 
@@ -167,6 +170,7 @@ def _variants(
     encoder: LoadedEncoder,
     user: UserTexts | None,
     reference: Reference,
+    base: Base | None,
     exported: StoredGraph,
     optimized: StoredGraph,
     folder: Path,
@@ -189,6 +193,7 @@ def _variants(
             folder=folder,
             search_seconds=request.search_seconds,
             on_step=timer.progress.stepped,
+            base=base,
         )
         made = [workshop.make(recipe) for recipe in request.recipes]
         stage.result = "; ".join(f"{item.recipe.name} {main_metrics(item.evidence)}" for item in made)
@@ -207,9 +212,10 @@ def _speed(made: list[MadeVariant], yardstick: Yardstick, timer: StageTimer) -> 
         return Timings(machine=machine(), graphs=found)
 
 
-def _load(request: PackageRequest, timer: StageTimer) -> tuple[LoadedEncoder, UserTexts | None]:
+def _load(request: PackageRequest, timer: StageTimer) -> tuple[LoadedEncoder, UserTexts | None, Base | None]:
     with timer.stage(*stage_of("load")) as stage:
         source, decided = plan_source(request)
+        base = plan_base(request, source, decided)
         for recipe in request.recipes:
             check_host(recipe)
         user = read_user_texts(request.texts, takes_pairs=decided.task.takes_pairs)
@@ -223,8 +229,9 @@ def _load(request: PackageRequest, timer: StageTimer) -> tuple[LoadedEncoder, Us
         stage.result = (
             f"{source.architecture or source.model_type}, {encoder.parameter_count / 1e6:.1f} M parameters, "
             f"task {decided.task.value}, up to {encoder.tokenizer.max_length} tokens"
+            f"{'' if base is None else f', base {base.identity}'}"
         )
-        return encoder, user
+        return encoder, user, base
 
 
 def _export(encoder: LoadedEncoder, timer: StageTimer) -> StoredGraph:

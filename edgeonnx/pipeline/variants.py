@@ -12,11 +12,11 @@ import numpy as np
 from edgeonnx.errors import UsageError
 from edgeonnx.evaluate.gate import gate_error
 from edgeonnx.evaluate.metrics import METRICS
-from edgeonnx.evaluate.refine import Candidate, TimeBudget, refine
+from edgeonnx.evaluate.refine import Candidate, SearchResult, TimeBudget, refine
 from edgeonnx.model.graph import restore_graph
 from edgeonnx.model.operators import loaded_operators, written_operators
 from edgeonnx.model.runtime import open_graph
-from edgeonnx.pipeline.recipe import CPU, Scheme
+from edgeonnx.pipeline.recipe import CPU, PLANNED, Scheme
 from edgeonnx.pipeline.verify import host_profile
 from edgeonnx.quantize.half import emulate_bf16, to_half
 from edgeonnx.quantize.linears import find_groups
@@ -24,7 +24,7 @@ from edgeonnx.quantize.ort_dynamic import quantize_ort_dynamic
 from edgeonnx.quantize.rowwise import SWITCH, migrate_outliers, plan_rowwise, quantize_rowwise, switchable
 from edgeonnx.quantize.static_qdq import quantize_static_qdq
 from edgeonnx.quantize.weight_only import quantize_weight_only
-from edgeonnx.spec.evidence import NodeCost, VariantEvidence
+from edgeonnx.spec.evidence import NodeCost, SearchPoint, VariantEvidence
 from edgeonnx.spec.numerics import integer_kernel, saturates, why
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edgeonnx.evaluate.answers import Run
-    from edgeonnx.evaluate.refine import SearchResult
     from edgeonnx.model.graph import StoredGraph
     from edgeonnx.model.ports import FloatTensors, IntTensors
+    from edgeonnx.pipeline.base import Base
     from edgeonnx.pipeline.measure import Yardstick
     from edgeonnx.pipeline.recipe import VariantRecipe
+    from edgeonnx.quantize.earlier import EarlierPlan
     from edgeonnx.quantize.rowwise import RowwisePlan
-    from edgeonnx.spec.evidence import SearchPoint
 
     Quantizer = Callable[[frozenset[str]], StoredGraph]
 
@@ -57,6 +57,7 @@ class MadeVariant:
         evidence: What was measured.
         plan: Facts about how it was made, for the manifest.
         candidates: Graphs of the search by candidate name, for measuring their speed; empty if there was none.
+        base: What was kept of the base and how much differs from it, for the evidence; None without a base.
     """
 
     recipe: VariantRecipe
@@ -65,6 +66,7 @@ class MadeVariant:
     evidence: VariantEvidence
     plan: dict[str, object]
     candidates: dict[str, Path]
+    base: dict[str, object] | None = None
 
 
 @dataclass(kw_only=True)
@@ -78,6 +80,7 @@ class Workshop:
         folder: Holds graphs and tensors while they are worked on.
         search_seconds: Budget of the refinement of one variant.
         on_step: Called with (what is being done, done, of how many), for progress.
+        base: A bundle of an earlier version, whose variants are repeated where the gate allows; or None.
     """
 
     exported: StoredGraph
@@ -86,6 +89,7 @@ class Workshop:
     folder: Path
     search_seconds: float
     on_step: Callable[[str, int, int], None]
+    base: Base | None = None
     _tried: dict[frozenset[str], tuple[StoredGraph, Path]] = field(default_factory=dict)
 
     def make(self, recipe: VariantRecipe) -> MadeVariant:
@@ -97,20 +101,39 @@ class Workshop:
             UsageError: The figures of this variant cannot be measured on this machine's processor.
         """
         check_host(recipe)
+        if self.base is None:
+            return self._make(recipe)
+        made, outcome = self._make_after(recipe, self.base)
+        changes = self.base.compare(recipe, made.graph)
+        self.on_step(f"{recipe.name}: {outcome}; {changes}", 0, 0)
+        return replace(made, base={"recipe": outcome, **changes.to_dict()})
+
+    def _make_after(self, recipe: VariantRecipe, base: Base) -> tuple[MadeVariant, str]:
+        """Make a variant as the base's was made, or anew; and say which."""
+        if recipe.scheme not in PLANNED:
+            return self._make(recipe), "follows from the weights"
+        earlier = base.plan_of(recipe)
+        if earlier is None:
+            return self._make(recipe), "made anew: the base has no such variant"
+        self._tried = {}
+        plan, quantize, costs = self._prepare(recipe, earlier)
+        keep = earlier.kept & {item.node for item in costs}
+        candidate = self._measure(recipe, quantize, keep)
+        point = _only_point(candidate, len(keep))
+        self._show(recipe, point)
+        if candidate.verdict.passed:
+            found = SearchResult(keep=keep, points=(point,), candidates=(candidate,), out_of_budget=False)
+            return self._made(recipe, plan, found, costs), "recipe and scales of the base kept"
+        failed = ", ".join(candidate.verdict.failures)
+        return self._make(recipe), f"made anew: with recipe and scales of the base the gate fails ({failed})"
+
+    def _make(self, recipe: VariantRecipe) -> MadeVariant:
+        """Make a variant without a base."""
         self._tried = {}
         plan, quantize, costs = self._prepare(recipe)
-        thresholds = self.yardstick.thresholds(recipe)
-
-        def attempt(keep: frozenset[str]) -> Candidate:
-            graph = quantize(keep)
-            measured = emulate_bf16(self.exported) if recipe.precision == "bf16" else graph
-            path = measured.write(self.folder, f"{recipe.name}-{len(keep):03d}.onnx")
-            self._tried[keep] = (graph, path)
-            return self.yardstick.measure(open_graph(path, None), thresholds)
-
         found = refine(
             costs,
-            attempt,
+            partial(self._measure, recipe, quantize),
             budget=TimeBudget.of(self.search_seconds, time.monotonic),
             on_candidate=partial(self._show, recipe),
         )
@@ -119,7 +142,17 @@ class Workshop:
             raise gate_error(recipe.name, found.nearest.verdict, found.nearest.worst, tried=tried)
         return self._made(recipe, plan, found, costs)
 
-    def _prepare(self, recipe: VariantRecipe) -> tuple[dict[str, object], Quantizer, list[NodeCost]]:
+    def _measure(self, recipe: VariantRecipe, quantize: Quantizer, keep: frozenset[str]) -> Candidate:
+        """Quantize with some groups kept, measure and judge."""
+        graph = quantize(keep)
+        measured = emulate_bf16(self.exported) if recipe.precision == "bf16" else graph
+        path = measured.write(self.folder, f"{recipe.name}-{len(keep):03d}.onnx")
+        self._tried[keep] = (graph, path)
+        return self.yardstick.measure(open_graph(path, None), self.yardstick.thresholds(recipe))
+
+    def _prepare(
+        self, recipe: VariantRecipe, earlier: EarlierPlan | None = None
+    ) -> tuple[dict[str, object], Quantizer, list[NodeCost]]:
         """Facts for the manifest, the function that quantizes with groups kept, and what each group costs."""
         yardstick = self.yardstick
         if recipe.scheme is Scheme.ROWWISE:
@@ -127,12 +160,13 @@ class Workshop:
                 self.optimized,
                 yardstick.calibration,
                 weight_bits=recipe.weight_bits,
+                earlier=earlier,
                 on_group=partial(self.on_step, f"{recipe.name}: calibrate"),
             )
             costs = self._costs(recipe, plan)
             return plan.to_dict(), lambda keep: quantize_rowwise(self.optimized, plan, keep=keep), costs
         if recipe.scheme is Scheme.STATIC:
-            return self._prepare_static(recipe)
+            return self._prepare_static(recipe, earlier)
         makers: dict[Scheme, Callable[[], StoredGraph]] = {
             Scheme.FLOAT: lambda: self.optimized,
             Scheme.WEIGHT_ONLY: lambda: quantize_weight_only(self.optimized, bits=recipe.weight_bits),
@@ -141,11 +175,17 @@ class Workshop:
         }
         return {}, lambda _keep: makers[recipe.scheme](), []
 
-    def _prepare_static(self, recipe: VariantRecipe) -> tuple[dict[str, object], Quantizer, list[NodeCost]]:
+    def _prepare_static(
+        self, recipe: VariantRecipe, earlier: EarlierPlan | None
+    ) -> tuple[dict[str, object], Quantizer, list[NodeCost]]:
         """The same for fixed scales. A group's cost is the error of its own output, which calibration knows already."""
         calibration = self.yardstick.calibration
         plan = plan_rowwise(
-            self.exported, calibration, static=True, on_group=partial(self.on_step, f"{recipe.name}: calibrate")
+            self.exported,
+            calibration,
+            static=True,
+            earlier=earlier,
+            on_group=partial(self.on_step, f"{recipe.name}: calibrate"),
         )
         migrated = migrate_outliers(self.exported, plan)
         nodes = {group.name: group.node_names for group in find_groups(restore_graph(self.exported).graph)}
@@ -222,6 +262,13 @@ class Workshop:
             plan=facts,
             candidates=dict(list(others.items())[:MAX_SPEED_POINTS]),
         )
+
+
+def _only_point(candidate: Candidate, kept: int) -> SearchPoint:
+    """The one candidate of a variant that repeats its base."""
+    passed = candidate.verdict.passed
+    metrics = dict(candidate.metrics)
+    return SearchPoint(name=f"keep-{kept:02d}", kept=kept, metrics=metrics, passed=passed, chosen=passed)
 
 
 def check_host(recipe: VariantRecipe) -> None:

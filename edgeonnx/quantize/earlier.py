@@ -14,19 +14,17 @@ of what stays in float. All of that stands in the earlier bundle:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgeonnx.model.graph import restore_graph
-from edgeonnx.quantize.linears import find_groups, value_layer
+from edgeonnx.quantize.linears import constant, find_groups, value_layer
 from edgeonnx.quantize.migrate import GroupPlan, round_to_steps
+from edgeonnx.quantize.rounding import ACTIVATION_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import onnx_ir as ir
     from numpy.typing import NDArray
 
     from edgeonnx.model.graph import StoredGraph
@@ -66,18 +64,16 @@ def read_plan(recipe: Node, quantized: StoredGraph, exact: StoredGraph) -> Earli
         ManifestError: The recipe is not one of a variant with groups.
     """
     constants = read_constants(quantized)
-    groups = {group.name: group for group in find_groups(restore_graph(exact).graph)}
-    plans: dict[str, GroupPlan] = {}
-    for node in recipe.required("groups").items():
-        group = groups.get(node.text("group"))
-        plan = None if group is None else _read_group(node, group, constants)
-        if plan is not None:
-            plans[plan.name] = plan
+    recipes = {node.text("group"): node for node in recipe.required("groups").items()}
+    reader = _Reader(constants=constants)
+    for group in find_groups(restore_graph(exact).graph):
+        if group.name in recipes:
+            reader.read(group, recipes[group.name])
     kept = recipe.child("kept")
     return EarlierPlan(
-        groups=plans,
+        groups=reader.plans,
         kept=frozenset() if kept is None else frozenset(item.typed(str) for item in kept.items()),
-        scales={name: array for name, array in constants.items() if name.endswith(SCALE)},
+        scales={name: np.asarray(array, np.float32) for name, array in constants.items() if name.endswith(SCALE)},
     )
 
 
@@ -87,47 +83,54 @@ def read_constants(graph: StoredGraph) -> dict[str, NDArray[np.generic]]:
     return {name: value.const_value.numpy() for name, value in values if value.const_value is not None}
 
 
-def _read_group(node: Node, group: LinearGroup, constants: Mapping[str, NDArray[np.generic]]) -> GroupPlan | None:
-    """A group's plan, or None if its factors cannot be told."""
-    error = node.required("error").typed(float)
-    strength, zero_point = node.child("strength"), node.child("zero_point")
-    smoothing = None
-    if strength is not None:
-        smoothing = _smoothing(group, constants)
-        if smoothing is None:
+@dataclass(kw_only=True)
+class _Reader:
+    """Reads the plans of groups in the graph's order: the factors of one may stand in the weights of one before it."""
+
+    constants: dict[str, NDArray[np.generic]]
+    plans: dict[str, GroupPlan] = field(default_factory=dict)
+    _weights: dict[str, GroupPlan] = field(default_factory=dict)
+
+    def read(self, group: LinearGroup, recipe: Node) -> None:
+        """Add a group's plan, if its factors can be told."""
+        strength, zero_point = recipe.child("strength"), recipe.child("zero_point")
+        smoothing = None if strength is None else self._smoothing(group)
+        if strength is not None and smoothing is None:
+            return
+        plan = GroupPlan(
+            name=group.name,
+            strength=None if strength is None else strength.typed(float),
+            smoothing=smoothing,
+            lower_bound=None if zero_point is None else group.lower_bound,
+            zero_point=0 if zero_point is None else recipe.integer("zero_point", maximum=ACTIVATION_MAX - 1),
+            error=recipe.required("error").typed(float),
+        )
+        self.plans[group.name] = plan
+        self._weights.update(dict.fromkeys(group.weight_names, plan))
+
+    def _smoothing(self, group: LinearGroup) -> Float | None:
+        """The factors of a group's migration, float32 (inputs,), or None."""
+        stated = self.constants.get("+".join(group.weight_names) + SMOOTHING)
+        factors = self._folded(group) if stated is None else 1 / np.asarray(stated, np.float64)
+        if factors is None or not (np.isfinite(factors) & (factors > 0)).all():
             return None
-    return GroupPlan(
-        name=group.name,
-        strength=None if strength is None else strength.typed(float),
-        smoothing=smoothing,
-        lower_bound=None if zero_point is None else group.lower_bound,
-        zero_point=0 if zero_point is None else node.integer("zero_point"),
-        error=error,
-    )
+        return round_to_steps(np.log2(factors))
 
+    def _folded(self, group: LinearGroup) -> NDArray[np.float64] | None:
+        """The factors that went into the value projection in front: by how much each of its columns became smaller.
 
-def _smoothing(group: LinearGroup, constants: Mapping[str, NDArray[np.generic]]) -> Float | None:
-    """The factors of a group's migration, float32 (inputs,), or None."""
-    stated = constants.get("+".join(group.weight_names) + SMOOTHING)
-    if stated is not None:
-        factors = 1 / stated.astype(np.float64)
-    else:
-        found = value_layer(group)
-        if found is None or (folded := _folded(found[0].inputs[1], constants)) is None:
+        The ratio is that of least squares; a column of zeros has 1.
+        """
+        layer = value_layer(group)
+        weight = None if layer is None else layer[0].inputs[1]
+        if weight is None or str(weight.name) not in self._weights:
             return None
-        factors = folded
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        return None
-    return round_to_steps(np.log2(factors))
-
-
-def _folded(weight: ir.Value | None, constants: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64] | None:
-    """By how much each column of a weight is smaller in the quantized graph: the least-squares ratio, or 1 of zeros."""
-    assert weight is not None and weight.const_value is not None  # noqa: S101, PT018 - a group's layers have constants
-    rounded, scale = constants.get(f"{weight.name}{INT8}"), constants.get(f"{weight.name}{SCALE}")
-    exact = weight.const_value.numpy().astype(np.float64)
-    if rounded is None or scale is None or rounded.shape != exact.shape or scale.shape != exact.shape[1:]:
-        return None
-    found = rounded.astype(np.float64) * scale
-    common, size = (exact * found).sum(axis=0), np.square(found).sum(axis=0)
-    return np.where(common > 0, common, 1) / np.where(common > 0, size, 1)
+        rounded, scale = (self.constants.get(f"{weight.name}{suffix}") for suffix in (INT8, SCALE))
+        exact, plan = np.asarray(constant(weight), np.float64), self._weights[str(weight.name)]
+        if rounded is None or scale is None or rounded.shape != exact.shape or scale.shape != exact.shape[1:]:
+            return None
+        if plan.smoothing is not None:
+            exact = exact * plan.smoothing[:, None]
+        found = np.asarray(rounded, np.float64) * np.asarray(scale, np.float64)
+        common = (exact * found).sum(axis=0)
+        return np.where(common > 0, common, 1) / np.where(common > 0, np.square(found).sum(axis=0), 1)

@@ -124,7 +124,7 @@ def plan_group(
         may_migrate: Whether the graph can hold a migration here.
         free: Whether it costs no node (it folds into what comes before).
         static: Whether activations get one fixed scale instead of one a row.
-        earlier: How an earlier version of the group was quantized. If the graph can hold that, it is taken as it is, and
+        earlier: How an earlier version of the group was quantized. If the graph can hold that, it is taken as it is;
             only its error is measured anew, with scales of the weight's own.
     """
     rows = np.concatenate([item.rows for item in seen])

@@ -1,1 +1,9 @@
-"""The repository of releases: static files that TUF signs. Only the build host writes them."""
+"""A repository of releases on the build host: keys, signed metadata, blobs. Static files for any web server."""
+
+from edgeonnx.repository.create import Settings, create_repository
+from edgeonnx.repository.files import Files
+from edgeonnx.repository.keys import FileKeys, KeyStore
+from edgeonnx.repository.publish import Published, publish
+from edgeonnx.repository.repository import Repository
+
+__all__ = ["FileKeys", "Files", "KeyStore", "Published", "Repository", "Settings", "create_repository", "publish"]

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 
-from edgeonnx.errors import KeyStoreError, UntrustedError
+from edgeonnx.errors import KeyStoreError
 from edgeonnx.repository.roles import (
     EXPIRES,
     LISTED,
     OFFLINE,
-    ONLINE,
     ROLES,
     ROOT,
     SIGNED_AT,
@@ -185,11 +184,12 @@ class Draft:
         """
         if not self.next and not self.missing(ROLES):
             return self.before
-        self._renew_unaccepted(keys)
-        self._complete(LISTED + (ROOT,), keys)
+        self.renew_unaccepted(LISTED)
+        self._complete((ROOT, *LISTED), keys)
         snapshot = cast("Snapshot", self.edit(SNAPSHOT))
         for role in LISTED:
-            snapshot.meta[f"{role}.json"] = _meta_file(self.after.metadata[role])
+            if role in self.next:
+                snapshot.meta[f"{role}.json"] = _meta_file(self.next[role])
         self._complete((SNAPSHOT,), keys)
         timestamp = cast("Timestamp", self.edit(TIMESTAMP))
         timestamp.snapshot_meta = _meta_file(self.next[SNAPSHOT])
@@ -204,12 +204,23 @@ class Draft:
         self._write()
         return self.after
 
-    def _renew_unaccepted(self, keys: KeyStore) -> None:
-        """A new version of what a change of keys leaves without enough signatures; `_complete` tells what lacks."""
-        for role in (TARGETS, *(each for each in LISTED if each != TARGETS)):
+    def renew_unaccepted(self, roles: tuple[str, ...]) -> None:
+        """Give those roles a new version that a change of keys leaves without enough signatures."""
+        for role in roles:
             if role not in self.next and self.missing((role,)):
                 self.edit(role)
-        self.sign(keys)
+
+    def unsignable(self, roles: tuple[str, ...], keys: KeyStore) -> list[Missing]:
+        """What would lack if the keys at hand signed new metadata of some roles."""
+        found = []
+        for role in roles:
+            wanted = self._delegator(self.after, role).get_delegated_role(role)
+            absent = tuple(key_id for key_id, key in self.keys_of(role).items() if keys.signer(key) is None)
+            here = len([key_id for key_id in wanted.keyids if key_id not in absent])
+            if here < wanted.threshold:
+                absent = tuple(key_id for key_id in absent if key_id in wanted.keyids)
+                found.append(Missing(role=role, count=wanted.threshold - here, key_ids=absent))
+        return found
 
     def _complete(self, roles: tuple[str, ...], keys: KeyStore) -> None:
         for role in roles:
@@ -227,23 +238,19 @@ class Draft:
     def _write(self) -> None:
         order = [role for role in (*LISTED, SNAPSHOT, TIMESTAMP) if role in self.next]
         if ROOT in self.next:
-            # The root goes last if clients of the old root accept the new timestamp, else first: either way none of
-            # them meets a timestamp that it has no key for, but for the instant between two renames in the second case.
-            last = ROOT not in self.before.metadata or not self._accepted_before(TIMESTAMP)
-            order = [ROOT, *order] if last else [*order, ROOT]
+            # Where clients of the old root accept all that is new, the new root goes last: none of them ever meets
+            # metadata that it has no key for. Else it goes first, and for the instant until the timestamp follows the
+            # old timestamp may lack the new keys.
+            accepted = ROOT in self.before.metadata and self._accepted_before()
+            order = [*order, ROOT] if accepted else [ROOT, *order]
         for role in order:
             metadata = self.next[role]
             self.files.write(metadata_path(role, metadata.signed.version), metadata.to_bytes())
 
-    def _accepted_before(self, role: str) -> bool:
-        return all(
-            self._result(self.before, each)[0] == 0 for each in (role, SNAPSHOT, TARGETS) if delegator_of(each) == ROOT
-        )
+    def _accepted_before(self) -> bool:
+        return all(self._result(self.before, role)[0] == 0 for role in (TARGETS, SNAPSHOT, TIMESTAMP))
 
 
 def _meta_file(metadata: AnyMetadata) -> MetaFile:
     """What the snapshot or the timestamp says of a file: version, length and digest, so that nothing can be mixed."""
     return MetaFile.from_data(metadata.signed.version, metadata.to_bytes(), ["sha256"])
-
-
-__all__ = ["Draft", "Missing", "OFFLINE", "ONLINE", "UntrustedError"]

@@ -46,11 +46,13 @@ class Files:
     def put(self, path: Path, data: bytes | memoryview, mode: int) -> None:
         """Write a new file and sync it."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(descriptor, "wb", buffering=0) as out:
+        try:
             rest = memoryview(data)
             while rest:
-                rest = rest[out.write(rest) :]
+                rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file its name, in place of what bore it."""

@@ -23,7 +23,7 @@ from edgeonnx.repository.roles import OFFLINE, check_role
 with warnings.catch_warnings():  # cryptography announces the end of key types that are not used here
     warnings.simplefilter("ignore")
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
         Encoding,
@@ -97,7 +97,7 @@ class FileKeys:
     def signer(self, key: Key) -> Signer | None:
         """What signs with a key, from the first folder that has it; None if none has."""
         if key.keyid not in self._signers:
-            found = next((each for each in self.files() if each.key_id == key.keyid[:ID_LENGTH]), None)
+            found = find_file(self, key.keyid)
             if found is None or not isinstance(key, SSlibKey):
                 return None
             self._signers[key.keyid] = self._load(found, key)
@@ -190,7 +190,8 @@ def check_passphrase(passphrase: bytes | None) -> bytes | None:
 
 def public_pem(key: SSlibKey) -> bytes:
     """The public part of a key as SubjectPublicKeyInfo in PEM."""
-    return key._crypto_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # noqa: SLF001
+    raw = bytes.fromhex(key.keyval["public"])
+    return Ed25519PublicKey.from_public_bytes(raw).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def read_public(path: Path) -> SSlibKey:
@@ -231,3 +232,21 @@ def check_folders(repository: Path, folders: Iterable[Path]) -> None:
 def home_of(role: str, offline: Path, online: Path) -> Path:
     """The folder for a new key of a role."""
     return offline if role in OFFLINE else online
+
+
+def find_file(keys: FileKeys, key_id: str) -> KeyFile | None:
+    """The file of a key, or None if it is not in these folders."""
+    return next((each for each in keys.files() if each.key_id == key_id[:ID_LENGTH]), None)
+
+
+def keys_for(keys: FileKeys, role: str, count: int, home: Path) -> list[Key]:
+    """The public parts of all keys of a role in these folders; as many are made as are missing.
+
+    Args:
+        keys: The folders.
+        role: The role.
+        count: How many are needed.
+        home: The folder for those that are made.
+    """
+    found: list[Key] = [read_public(file.public_path) for file in keys.files() if file.role == role]
+    return found + [keys.generate(role, home) for _ in range(count - len(found))]

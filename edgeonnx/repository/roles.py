@@ -1,9 +1,9 @@
 """The roles of a repository: who vouches for which, whose keys stay offline, how long each signature holds. Pure.
 
-    root (offline) ── targets (offline; delegates, nothing else) ── releases (offline, threshold): releases/*/*.json
-      │                                                          └─ rollout (online): channels/*.json
-      ├── snapshot (online)
-      └── timestamp (online)
+root (offline) ── targets (offline; delegates, nothing else) ── releases (offline, threshold): releases/*/*.json
+  │                                                          └─ rollout (online): channels/*.json
+  ├── snapshot (online)
+  └── timestamp (online)
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ DELEGATED = {RELEASES: RELEASES_PATHS, ROLLOUT: ROLLOUT_PATHS}
 SIGNED_AT = "x-edgeonnx-signed-at"
 """The field of all signed metadata that says when it was signed: the time is at least that, so a device without a
 clock learns it."""
+STAMP_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 EXPIRES: Mapping[str, timedelta] = {
     ROOT: timedelta(days=365),
@@ -77,4 +78,4 @@ def utc_now() -> datetime:
 
 def stamp(moment: datetime) -> str:
     """A time as metadata writes it: ISO 8601, UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(UTC).strftime(STAMP_FORMAT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from tuf.api.exceptions import RepositoryError as TufError
@@ -15,7 +16,7 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Tar
 from tuf.api.serialization import DeserializationError
 
 from edgeonnx.errors import RepositoryError, UntrustedError, first_line
-from edgeonnx.repository.roles import LISTED, RELEASES, ROLES, ROLLOUT, ROOT, SNAPSHOT, TARGETS, TIMESTAMP
+from edgeonnx.repository.roles import LISTED, ROLES, ROOT, SIGNED_AT, SNAPSHOT, STAMP_FORMAT, TARGETS, TIMESTAMP
 from edgeonnx.spec.release import Release, channel_target, release_target
 from edgeonnx.spec.rollout import Channel
 
@@ -124,6 +125,24 @@ def parse(data: bytes, where: str, kind: type) -> AnyMetadata:
     return metadata
 
 
+def signed_at(metadata: AnyMetadata) -> datetime:
+    """When metadata says that it was signed.
+
+    Raises:
+        UntrustedError: It does not say so.
+    """
+    found = metadata.signed.unrecognized_fields.get(SIGNED_AT)
+    try:
+        return datetime.strptime(found, STAMP_FORMAT).replace(tzinfo=UTC)
+    except (TypeError, ValueError):
+        raise UntrustedError(
+            f"has no {SIGNED_AT}",
+            where=metadata.signed.type,
+            expected="a time, such as 2026-11-30T12:00:00Z",
+            found=repr(found)[:60],
+        ) from None
+
+
 def read_target(files: Files, target: TargetFile) -> bytes:
     """The bytes of a signed target.
 
@@ -167,21 +186,3 @@ def read_channels(files: Files, rollout: Targets) -> list[Channel]:
     return [
         Channel.from_bytes(read_target(files, target), file=path) for path, target in sorted(rollout.targets.items())
     ]
-
-
-__all__ = [
-    "RELEASES",
-    "ROLLOUT",
-    "AnyMetadata",
-    "State",
-    "metadata_path",
-    "parse",
-    "read_channel",
-    "read_channels",
-    "read_release",
-    "read_releases",
-    "read_state",
-    "read_target",
-    "target_path",
-    "versions_on_disk",
-]

@@ -9,10 +9,13 @@ from edgeonnx.errors import SelectionError
 from edgeonnx.spec.numerics import integer_kernel, saturates, why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from edgeonnx.spec.manifest import Variant
     from edgeonnx.spec.numerics import IntegerRange
+
+
+NOT_HERE = "is not on this device"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +43,25 @@ class Selection:
     rejected: tuple[tuple[str, str], ...]
 
 
-def select_variant(variants: Iterable[Variant], profile: DeviceProfile, *, wanted: str | None = None) -> Selection:
+def select_variant(
+    variants: Iterable[Variant],
+    profile: DeviceProfile,
+    *,
+    wanted: str | None = None,
+    absent: Collection[str] = frozenset(),
+) -> Selection:
     """Choose the variant for a device.
 
-    Among the variants whose requirements the device meets, the one with the most preferred provider wins; between
-    variants for one provider, the order of the bundle decides (the packager lists the preferred one first).
+    Among the variants that are here and whose requirements the device meets, the one with the most preferred provider
+    wins; between variants for one provider, the order of the bundle decides (the packager lists the preferred one
+    first).
 
     Args:
         variants: The variants of a component, in the bundle's order.
         profile: The device.
         wanted: Name of the only variant to consider, where the operator decided.
+        absent: Names of the variants whose files are not here; see `edgeonnx.spec.partial`. What such a variant would
+            need and the device does not have is the better reason against it, and is said first.
 
     Raises:
         SelectionError: No variant fits, with the reason for each.
@@ -65,6 +77,8 @@ def select_variant(variants: Iterable[Variant], profile: DeviceProfile, *, wante
     fitting: list[Variant] = []
     for variant in variants:
         reason = unmet_requirement(variant, profile)
+        if reason is None and variant.name in absent:
+            reason = NOT_HERE
         if reason is None and wanted not in (None, variant.name):
             reason = f"the operator asked for {wanted}"
         if reason is None:

@@ -125,6 +125,25 @@ def tiny_proto(weights: Weights) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(proto, strict_mode=True)
 
 
+def attention_of_three_axes(weights: Weights) -> StoredGraph:
+    """The tiny transformer with `Attention` on (batch, tokens, width), as the optimizer leaves it."""
+    proto = tiny_proto(weights)
+    dropped = ("_split", "_transpose", "join_heads")
+    nodes = [node for node in proto.graph.node if not node.name.endswith(dropped)]
+    place = next(index for index, node in enumerate(nodes) if node.op_type == "Attention")
+    inputs = ["query_flat", "key_flat", "value_flat", "mask4"]
+    nodes[place] = helper.make_node("Attention", inputs, ["joined"], "attention", q_num_heads=HEADS, kv_num_heads=HEADS)
+    del proto.graph.node[:], proto.graph.value_info[:]
+    proto.graph.node.extend(nodes)
+    return stored(onnx.shape_inference.infer_shapes(proto, strict_mode=True))
+
+
+def value_outlier(weights: Weights) -> None:
+    """A value channel that is many times larger than the others: its migration pays."""
+    weights["value"][:, 5] *= 40
+    weights["output"][5] /= 40
+
+
 def _linear(name: str, source: str, target: str, weight: str | None = None) -> list[onnx.NodeProto]:
     return [
         helper.make_node("MatMul", [source, weight or name], [f"{name}_product"], f"{name}_matmul"),

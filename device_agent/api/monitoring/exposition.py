@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 
+from device_agent.api.monitoring.updates import update_metrics
 from device_agent.models.states import ModelState
 
 if TYPE_CHECKING:
@@ -173,6 +174,8 @@ class _Collector:
         yield from _requests(self._metrics, serving)
         yield from _engines(serving)
         yield from _loading(self._models, serving)
+        if self._metrics.updates is not None:
+            yield from update_metrics(self._metrics.updates())
 
 
 def _key(loaded: LoadedModel) -> list[str]:

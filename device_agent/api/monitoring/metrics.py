@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from device_agent.api.monitoring.histogram import Histogram, RecentValues
 from device_agent.api.open_inference.statistics import Statistics
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from device_agent.api.monitoring.updates import UpdatesView
     from device_agent.inference.rows import Answer
     from device_agent.models.loading import LoadedModel
     from device_agent.models.registry import Models
@@ -62,6 +63,9 @@ REASONS: dict[type[EdgeOnnxError], str] = {
     InferenceError: "runtime",
 }
 """Why a request got no result, in a word; any other error is "internal"."""
+
+FAULTS = frozenset({"runtime", "internal"})
+"""Reasons that are the agent's own, and so perhaps the model's."""
 
 REJECTED, CANCELED, BACKEND, OTHER = TRITON_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Triton's words for why a model did not answer."""
@@ -102,6 +106,18 @@ class ModelCounters:
         self.recent = RecentValues(DURATION_BOUNDS)
 
 
+class Watcher(Protocol):
+    """Is told of each inference request: whoever judges a new version."""
+
+    def answered(self, loaded: LoadedModel, seconds: float) -> None:
+        """A request was answered; it took so long, without the wait for a runner."""
+        ...
+
+    def faulted(self, loaded: LoadedModel) -> None:
+        """A request failed for a reason of `FAULTS`."""
+        ...
+
+
 class Metrics:
     """Everything that one agent counts.
 
@@ -113,6 +129,8 @@ class Metrics:
         responses: HTTP responses by status.
         refusals: Requests that got no result, by the word of `REASONS`.
         started: When the agent began to count, by `clock`.
+        watcher: Is told of each inference request, or None.
+        updates: Tells about updates; None: there are none.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -121,6 +139,8 @@ class Metrics:
         self.refusals: Counter[str] = Counter()
         self.clock = clock
         self.started = clock()
+        self.watcher: Watcher | None = None
+        self.updates: Callable[[], UpdatesView] | None = None
         self._models: dict[tuple[str, str], ModelCounters] = {}
         self._cpu = CpuMeter()
 
@@ -148,6 +168,8 @@ class Metrics:
         counters.duration.observe(total)
         counters.queue_wait.observe(answer.queue_seconds)
         counters.recent.add(self.clock(), total, len(answer.lengths), tokens)
+        if self.watcher is not None:
+            self.watcher.answered(loaded, total - answer.queue_seconds)
 
     def failed(self, loaded: LoadedModel, error: BaseException | None = None, *, seconds: float = 0.0) -> None:
         """Count an inference request that was answered with an error.
@@ -159,6 +181,8 @@ class Metrics:
         """
         self.statistics.of(loaded).failed(seconds)
         self.of(loaded).failures[OTHER if error is None else triton_reason_of(error)] += 1
+        if self.watcher is not None and error is not None and reason_of(error) in FAULTS:
+            self.watcher.faulted(loaded)
 
     def refused(self, error: BaseException) -> None:
         """Count a request, to whatever route, that was answered with an error."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from device_agent.api.context import Context
     from device_agent.api.monitoring.metrics import ModelCounters
+    from device_agent.api.monitoring.updates import UpdatesView
     from device_agent.config import AgentConfig
     from device_agent.inference.engine import Engine
     from device_agent.inference.queue.batcher import QueueState
@@ -185,6 +186,7 @@ class Status:
         responses: HTTP responses by status.
         refusals: Requests that got no result, by reason.
         memory: Memory.
+        updates: Updates; None: the agent has no state directory.
     """
 
     version: str
@@ -199,6 +201,7 @@ class Status:
     responses: Mapping[str, int]
     refusals: Mapping[str, int]
     memory: MemoryView
+    updates: UpdatesView | None = None
 
 
 def read_status(context: Context, entries: Sequence[ModelEntry]) -> Status:
@@ -223,6 +226,7 @@ def read_status(context: Context, entries: Sequence[ModelEntry]) -> Status:
         responses={str(status): count for status, count in sorted(metrics.responses.items())},
         refusals=dict(sorted(metrics.refusals.items())),
         memory=_memory(serving, context.config),
+        updates=None if metrics.updates is None else metrics.updates(),
     )
 
 

@@ -172,7 +172,12 @@ class Opener:
             return reason
 
         try:
-            selection = select_variant(variants, profile, wanted=self._config.runtime.variant)
+            selection = select_variant(
+                variants,
+                profile,
+                wanted=self._config.runtime.variant,
+                absent=self._bundle.absent_variants(self._bundle.manifest.entry),
+            )
         except SelectionError as error:
             details = dict(line.split(": ", 1) for line in error.details)
             error.details = tuple(f"{name}: {say(name, reason)}" for name, reason in details.items())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgeonnx.bundle import Verifier, open_bundle
-from edgeonnx.bundle.verifier import common_files
+from edgeonnx.bundle.needs import common_files
 from edgeonnx.errors import IntegrityError
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -201,3 +203,49 @@ def test_a_plan_states_only_what_it_uses() -> None:
     assert set(plan_of(rows, weight, may_migrate=False).to_dict()) == {"group", "error"}
     bounded = plan_of(np.abs(rows), weight, bound=0.0).to_dict()
     assert (set(bounded), bounded["zero_point"]) == ({"group", "error", "zero_point"}, 0)
+
+
+class TestEarlier:
+    """A plan of an earlier version is repeated as it is; only the error is that of the rows and weights of now."""
+
+    def test_it_is_repeated_and_its_error_is_measured_anew(self) -> None:
+        earlier = plan_of(rows_of(outlier=40), weight_of())
+        rows, weight = rows_of(3, outlier=90), weight_of(2)
+        found = _after(earlier, rows, weight)
+        assert earlier.smoothing is not None
+        assert found.strength == earlier.strength
+        np.testing.assert_array_equal(found.smoothing, earlier.smoothing)
+        rounded, scales = quantize_weight(weight * earlier.smoothing[:, None], 127)
+        expected = relative_error(round_rows(rows / earlier.smoothing) @ (rounded * scales), rows @ weight)
+        assert found.error == pytest.approx(expected, rel=0.01)
+        assert plan_of(rows, weight).error < found.error, "a plan of its own would differ, or this shows nothing"
+
+    def test_a_zero_point_is_repeated(self) -> None:
+        rows = np.random.default_rng(4).uniform(-0.17, 0.2, (64, INPUTS)).astype(np.float32)
+        earlier = replace(plan_of(rows, weight_of(), bound=-0.1701), zero_point=8)
+        assert plan_of(rows, weight_of(), bound=-0.1701).zero_point != 8
+        assert _after(earlier, rows, weight_of(), bound=-0.1701).zero_point == 8
+
+    @pytest.mark.parametrize("case", ["other width", "no migration here", "another bound"])
+    def test_a_plan_that_the_graph_cannot_hold_is_not_taken(self, case: str) -> None:
+        rows, weight = rows_of(outlier=40), weight_of()
+        earlier = replace(plan_of(rows, weight), strength=0.123)
+        assert earlier.smoothing is not None
+        if case == "other width":
+            earlier = replace(earlier, smoothing=earlier.smoothing[:-1])
+        may_migrate, bound = case != "no migration here", 0.0 if case == "another bound" else None
+        found = _after(earlier, np.abs(rows), weight, bound=bound, may_migrate=may_migrate)
+        assert found.to_dict() == plan_of(np.abs(rows), weight, bound=bound, may_migrate=may_migrate).to_dict()
+
+
+def _after(
+    earlier: GroupPlan,
+    rows: np.ndarray,
+    weight: np.ndarray,
+    *,
+    bound: float | None = None,
+    may_migrate: bool = True,
+) -> GroupPlan:
+    return plan_group(
+        "layer", [seen_of(rows)], weight, limit=127, lower_bound=bound, may_migrate=may_migrate, earlier=earlier
+    )

@@ -72,3 +72,42 @@ def test_bounded_rows_use_all_steps_above_the_zero_point() -> None:
 def test_the_smallest_scale_is_never_zero() -> None:
     assert floor_of(0.0, 0) == floor_of(0.0, 16) == np.float32(1e-12)
     assert floor_of(-0.17, 0) == np.float32(0.17)
+
+
+class TestEarlierScales:
+    """127 steps of 0.01 hold 1.27; a scale is kept up to one step more, and down to nine tenths of the steps."""
+
+    @pytest.mark.parametrize(
+        ("largest", "kept"), [(1.27, True), (1.2799, True), (1.2801, False), (1.15, True), (1.14, False), (0.0, False)]
+    )
+    def test_it_is_kept_while_it_fits(self, largest: float, kept: bool) -> None:
+        weight = np.array([[largest], [-0.5]] if largest else [[0], [0]], np.float32)
+        earlier = np.array([0.01], np.float32)
+        rounded, scale = quantize_weight(weight, 127, earlier)
+        _, own = quantize_weight(weight, 127)
+        np.testing.assert_array_equal(scale, earlier if kept else own)
+        assert rounded[0, 0] == (0 if not largest else min(127, round(largest / 0.01)) if kept else 127)
+
+    def test_each_channel_is_judged_by_itself(self) -> None:
+        weight = np.array([[1.27, 1.4, 1.26]], np.float32)
+        _, scale = quantize_weight(weight, 127, np.full(3, 0.01, np.float32))
+        np.testing.assert_allclose(scale, [0.01, 1.4 / 127, 0.01], rtol=1e-6)
+
+    def test_what_is_cut_is_cut_by_a_step_at_most(self) -> None:
+        weight = np.linspace(-1.28, 1.28, 101, dtype=np.float32)[:, None]
+        rounded, scale = quantize_weight(weight, 127, np.array([0.01], np.float32))
+        assert (scale[0], np.abs(rounded).max()) == (np.float32(0.01), 127)
+        assert np.abs(rounded * scale - weight).max() <= 0.01 * (1 + 1e-5)
+
+    @pytest.mark.parametrize("broken", [0.0, -0.01, np.nan, np.inf])
+    def test_what_is_no_scale_is_not_kept(self, broken: float) -> None:
+        weight = np.array([[1.27], [0.3]], np.float32)
+        with np.errstate(all="raise"):
+            _, scale = quantize_weight(weight, 127, np.array([broken], np.float32))
+        np.testing.assert_array_equal(scale, quantize_weight(weight, 127)[1])
+
+    def test_a_table_keeps_them_by_entry(self) -> None:
+        table = np.array([[1.27, 0.5], [2.0, 0.5]], np.float32)
+        rounded, scale = quantize_table(table, np.array([[0.01], [0.01]], np.float32))
+        np.testing.assert_allclose(scale, [[0.01], [2 / 127]], rtol=1e-6)
+        np.testing.assert_array_equal(rounded, [[127, 50], [127, 32]])

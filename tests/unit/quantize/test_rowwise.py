@@ -14,12 +14,12 @@ from edgeonnx.errors import QuantizationError
 from edgeonnx.model.graph import StoredGraph, restore_graph
 from edgeonnx.quantize.rowwise import SWITCH, RowwisePlan, plan_rowwise, quantize_rowwise, switchable
 from tests.support.graphs import (
-    HEADS,
     HIDDEN,
     OPSET,
     OUTPUT,
     VOCABULARY,
     Weights,
+    attention_of_three_axes,
     min_cosine,
     op_counts,
     run_graph,
@@ -30,6 +30,7 @@ from tests.support.graphs import (
     tiny_proto,
     tiny_weights,
     to_proto,
+    value_outlier,
 )
 
 ENTRIES = 600
@@ -97,25 +98,6 @@ LAYER_INPUT = {"input_ids": np.arange(40, dtype=np.int64).reshape(4, 10), MASK_I
 
 def _run_layer(graph: StoredGraph) -> np.ndarray:
     return run_graph(graph, [LAYER_INPUT])[0]["answer"]
-
-
-def _with_attention_of_three_axes(weights: Weights) -> StoredGraph:
-    """The tiny transformer with `Attention` on (batch, tokens, width), as the optimizer leaves it."""
-    proto = tiny_proto(weights)
-    dropped = ("_split", "_transpose", "join_heads")
-    nodes = [node for node in proto.graph.node if not node.name.endswith(dropped)]
-    place = next(index for index, node in enumerate(nodes) if node.op_type == "Attention")
-    inputs = ["query_flat", "key_flat", "value_flat", "mask4"]
-    nodes[place] = helper.make_node("Attention", inputs, ["joined"], "attention", q_num_heads=HEADS, kv_num_heads=HEADS)
-    del proto.graph.node[:], proto.graph.value_info[:]
-    proto.graph.node.extend(nodes)
-    return stored(onnx.shape_inference.infer_shapes(proto, strict_mode=True))
-
-
-def _outlier(weights: Weights) -> None:
-    """A value channel that is many times larger than the others: its migration pays."""
-    weights["value"][:, 5] *= 40
-    weights["output"][5] /= 40
 
 
 class TestFormula:
@@ -296,8 +278,8 @@ class TestSwitchable:
 class TestFolding:
     def test_it_saves_a_product_and_changes_nothing(self) -> None:
         weights = tiny_weights()
-        _outlier(weights)
-        graph = _with_attention_of_three_axes(weights)
+        value_outlier(weights)
+        graph = attention_of_three_axes(weights)
         plan = _plan(graph)
         assert plan.groups["output"].smoothing is not None
         folded = quantize_rowwise(graph, plan)
@@ -311,8 +293,8 @@ class TestFolding:
 
     def test_the_products_of_the_folded_layer_are_the_same(self) -> None:
         weights = tiny_weights()
-        _outlier(weights)
-        graph = _with_attention_of_three_axes(weights)
+        value_outlier(weights)
+        graph = attention_of_three_axes(weights)
         plan = _plan(graph)
         smoothing = plan.groups["output"].smoothing
         assert smoothing is not None

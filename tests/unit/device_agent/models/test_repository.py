@@ -10,6 +10,7 @@ from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import BundleError, ModelNotFoundError, NotABundleError
 from tests.support import bundles
 
+
 def found(name: str, version: str, digest: str = "") -> Found:
     return Found(path=Path(f"/models/{name}-{version}"), name=name, version=version, digest=digest or version)
 

@@ -1,0 +1,144 @@
+"""What the agent tells about updates: plain data, which whoever supervises them fills in, and its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from device_agent.slots.states import AttemptState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from prometheus_client.core import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockedView:
+    """A version that this device will not take again: its version, why, and since when (seconds since 1970)."""
+
+    version: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptView:
+    """The last attempt to install a release.
+
+    Attributes:
+        version: The release's version.
+        state: Where it stands, in the words of `slots.states.AttemptState`.
+        reason: Why it ended, or what it waits for; empty if there is nothing to say.
+        since: When it entered the state, in seconds since 1970 by the effective time.
+        tries_left: How often it may still be loaded.
+        probation_seconds_left: Seconds of its probation that are left; None: it is on none.
+    """
+
+    version: str
+    state: str
+    reason: str
+    since: float
+    tries_left: int
+    probation_seconds_left: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledView:
+    """A model of the state directory.
+
+    Attributes:
+        name: The model's name.
+        active: The version that shall serve; None: none is installed.
+        serving: The version that does serve, wherever it comes from; None: none.
+        degraded: Why another version serves than the active one, or none; empty if that is not so.
+        previous: The version that can serve again at once, or None.
+        pin: The only version that it may take, or None.
+        attempt: The last attempt, or None.
+        blocked: What this device will not take again, the latest last.
+        damage: What was wrong with the state at the start; empty if nothing was.
+        rollbacks: Versions that were rolled back since the agent began to serve.
+    """
+
+    name: str
+    active: str | None
+    serving: str | None
+    degraded: str = ""
+    previous: str | None = None
+    pin: str | None = None
+    attempt: AttemptView | None = None
+    blocked: Sequence[BlockedView] = ()
+    damage: str = ""
+    rollbacks: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesView:
+    """Updates at one moment.
+
+    Attributes:
+        enrolled: The device has a repository to ask.
+        running: An update runs now.
+        last_began: When the last update that ended began, in seconds since 1970; None: none has ended yet.
+        last_outcome: What became of it: "ok", "unreachable", "untrusted", "device", "failed" or "killed"; or empty.
+        next_seconds: Seconds until the next one; None: none is planned, or one runs.
+        counts: Updates that ended since the agent began to serve, by outcome.
+        models: The models of the state directory.
+    """
+
+    enrolled: bool
+    running: bool
+    last_began: float | None = None
+    last_outcome: str = ""
+    next_seconds: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    models: Sequence[InstalledView] = ()
+
+
+def update_metrics(updates: UpdatesView) -> Iterator[Metric]:
+    """The metrics of updates."""
+    yield from _runs(updates)
+    state = GaugeMetricFamily(
+        "edgeonnx_update_state",
+        "1 for the state of the last attempt to install a release",
+        labels=["model", "version", "state"],
+    )
+    left = GaugeMetricFamily(
+        "edgeonnx_update_probation_seconds_left", "Time of a version's probation", labels=["model", "version"]
+    )
+    degraded = GaugeMetricFamily(
+        "edgeonnx_update_degraded",
+        "1 where another version serves than the one that is active, or none",
+        labels=["model"],
+    )
+    blocked = GaugeMetricFamily(
+        "edgeonnx_update_blocked", "Releases that this device will not take again", labels=["model"]
+    )
+    rollbacks = CounterMetricFamily("edgeonnx_update_rollbacks", "Versions that were rolled back", labels=["model"])
+    for model in updates.models:
+        degraded.add_metric([model.name], float(bool(model.degraded)))
+        blocked.add_metric([model.name], len(model.blocked))
+        rollbacks.add_metric([model.name], model.rollbacks)
+        attempt = model.attempt
+        if attempt is None:
+            continue
+        for each in AttemptState:
+            state.add_metric([model.name, attempt.version, each.value], float(each.value == attempt.state))
+        if attempt.probation_seconds_left is not None:
+            left.add_metric([model.name, attempt.version], attempt.probation_seconds_left)
+    yield from (state, left, degraded, blocked, rollbacks)
+
+
+def _runs(updates: UpdatesView) -> Iterator[Metric]:
+    yield GaugeMetricFamily("edgeonnx_update_enrolled", "1 if the device has a repository to ask", updates.enrolled)
+    yield GaugeMetricFamily("edgeonnx_update_running", "1 while an update runs", updates.running)
+    if updates.last_began is not None:
+        yield GaugeMetricFamily(
+            "edgeonnx_update_last_timestamp_seconds", "When the last update that ended began", updates.last_began
+        )
+    checks = CounterMetricFamily("edgeonnx_update_runs", "Updates that ended, by outcome", labels=["outcome"])
+    for outcome, count in sorted(updates.counts.items()):
+        checks.add_metric([outcome], count)
+    yield checks
