@@ -23,13 +23,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_agent.supervision.schedule import next_wait
-from device_agent.update.downloader import Downloader
-from device_agent.update.metadata import TrustedMetadata
-
+from device_agent.config import UpdateConfig
 from device_agent.slots.disk import Disk
 from device_agent.slots.state import Installed, SlotState
+from device_agent.supervision.schedule import next_wait
 from device_agent.update.clock import Clock
+from device_agent.update.downloader import Downloader
+from device_agent.update.metadata import TrustedMetadata
 from device_agent.update.policy import Action, Situation, decide
 from device_agent.update.sources.folder import FolderSource
 from edgeonnx.spec.release import channel_target, release_target
@@ -90,8 +90,8 @@ def measure(folder: Path, update_bytes: int) -> Sizes:
 
     def check(*targets: str) -> tuple[int, int]:
         disk = Disk()
-        source = _Counted(FolderSource(repository.folder))
-        downloader = Downloader(source, disk=disk)
+        source = _Counted(FolderSource(repository.path))
+        downloader = Downloader(source, UpdateConfig(), disk)
         clock = Clock(folder / "clock.json", disk)
         metadata = TrustedMetadata(folder / "metadata", downloader, clock, disk)
         if not (folder / "metadata" / "root.json").exists():
@@ -104,7 +104,7 @@ def measure(folder: Path, update_bytes: int) -> Sizes:
     channel = channel_target("stable")
     check(channel, release_target(MODEL, "1.0.0"))
     quiet = check(channel)
-    repository.rollout(share=WHOLE // 2)
+    repository.rollout(MODEL, "1.0.0", share=WHOLE // 2, force=True)
     policy = check(channel)
     repository.publish(make_bundle(folder, name=MODEL, version="1.1.0", seed=2))
     release = check(channel, release_target(MODEL, "1.1.0"))

@@ -27,9 +27,6 @@ from device_agent.api.edge.protocol import allow_connections, http_protocol
 from device_agent.api.monitoring.metrics import Metrics
 from device_agent.api.monitoring.telemetry import start_telemetry
 from device_agent.models.registry import Models
-from device_agent.supervision.runs import UpdateRuns, command_of
-from device_agent.supervision.supervisor import Supervisor
-from device_agent.supervision.view import updates_view
 from device_agent.systemd import Notifier, Work
 from edgeonnx.errors import EdgeOnnxError, UsageError
 
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from device_agent.models.loading import LoadedModel
     from device_agent.rpc import GrpcServer
     from device_agent.supervision.installation import Installation
+    from device_agent.supervision.supervisor import Supervisor
 
     OnReady = Callable[[LoadedModel | None], None]
 
@@ -195,6 +193,11 @@ class _Agent:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
 
     def _supervise(self, installed: Installed) -> Supervisor:
+        # An agent without updates starts without these.
+        from device_agent.supervision.runs import UpdateRuns, command_of
+        from device_agent.supervision.supervisor import Supervisor
+        from device_agent.supervision.view import updates_view
+
         folder = installed.installation.store.root
         runs = UpdateRuns(command_of(folder, installed.settings_file), folder)
         supervisor = Supervisor(installed.installation, self.models, self.config.update, runs)

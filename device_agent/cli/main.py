@@ -12,7 +12,11 @@ import typer
 from device_agent.cli.config import config
 from device_agent.cli.doctor import doctor
 from device_agent.cli.enroll import enroll
+from device_agent.cli.importing import import_
+from device_agent.cli.pin import pin
+from device_agent.cli.rollback import rollback
 from device_agent.cli.serve import process_age, serve
+from device_agent.cli.status import status
 from device_agent.cli.update import update
 from edgeonnx import __version__
 
@@ -61,6 +65,10 @@ app.command()(config)
 app.command(epilog=EPILOG)(doctor)
 app.command(epilog=EPILOG)(enroll)
 app.command(epilog=EPILOG)(update)
+app.command(epilog=EPILOG)(status)
+app.command(epilog=EPILOG)(rollback)
+app.command(epilog=EPILOG)(pin)
+app.command("import", epilog=EPILOG)(import_)
 
 
 def main() -> None:

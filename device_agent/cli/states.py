@@ -12,6 +12,8 @@ import typer
 from edgeonnx.errors import EdgeOnnxError, UsageError, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from device_agent.config import AgentConfig
     from device_agent.slots.states import AttemptState
     from device_agent.slots.store import Store
@@ -86,7 +88,7 @@ def shown_state(state: AttemptState) -> str:
         States.CANDIDATE: "is being proven",
         States.PROVEN: "is proven; it serves from the next swap or start on",
         States.PROBATION: "serves, on probation",
-        States.COMMITTED: "serves",
+        States.COMMITTED: "was committed",
         States.REJECTED: "was refused",
         States.ROLLED_BACK: "was rolled back",
         States.ABANDONED: "was given up",
@@ -100,3 +102,18 @@ def complain(error: EdgeOnnxError, *, as_json: bool = False) -> None:
         sys.stdout.write(json.dumps({"ok": False, "error": error.to_dict()}, indent=2) + "\n")
     else:
         typer.echo(f"error: {printable(error)}", err=True)
+
+
+def tell(answer: Mapping[str, object], text: str, *, as_json: bool) -> None:
+    """Tell an outcome: one line for people, or JSON."""
+    if as_json:
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    else:
+        typer.echo(printable(text))
+
+
+def effective_time(store: Store) -> float:
+    """The time to go by, in seconds since 1970; only read."""
+    from device_agent.update.clock import Clock
+
+    return Clock(store.root / "clock.json", store.disk).effective()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,28 +17,37 @@ from edgeonnx.errors import EdgeOnnxError, RuntimeUnavailableError, StateError, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from device_agent.config import AgentConfig
     from device_agent.slots.state import SlotState
     from device_agent.slots.store import Store
+    from device_agent.update.parts import Parts
     from device_agent.update.sources import Source
     from device_agent.update.updater import Outcome
+
+    Opened = Callable[[Store], AbstractContextManager[Source]]
 
 POLL_SECONDS = 0.25
 EXTRA_SECONDS = 120.0
 """How long is waited for the serving process beyond the time of the probation: it has to load the model."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="End when a release is proven; do not wait for the process that serves.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be taken; take nothing.")]
 
 
 def update(
     config: Config = None,
     state_dir: StateDir = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when a release is proven; do not wait for the process that serves.")
+    once: Once = False,
+    dry_run: DryRun = False,
+    retry: Annotated[
+        bool, typer.Option("--retry-blocked", help="Try releases again that failed on this device before.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be taken; take nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Take what the repository offers this device: fetch, verify, prove. What serves is not touched.
@@ -44,7 +55,7 @@ def update(
     Without --once, and if an agent serves from the state directory, it also waits until that has taken the release, or
     has rolled it back, and says what became of it.
     """
-    carry_out(config, state_dir, once=once, dry_run=dry_run, as_json=as_json)
+    carry_out(config, state_dir, once=once, dry_run=dry_run, as_json=as_json, retry=retry)
 
 
 def carry_out(
@@ -54,7 +65,8 @@ def carry_out(
     once: bool,
     dry_run: bool,
     as_json: bool,
-    source: Callable[[Store, AgentConfig], Source] | None = None,
+    retry: bool = False,
+    source: Opened | None = None,
 ) -> None:
     """Run an update and tell its outcome; ends the process with an exit code if it is not 0.
 
@@ -64,12 +76,14 @@ def carry_out(
         once: Do not wait for the process that serves.
         dry_run: Take nothing.
         as_json: Tell it as JSON.
+        retry: Forget which releases failed on this device.
         source: Gives the repository's files; None: from where the device is enrolled to.
     """
     try:
         settings = prepare(config)
         store = chosen_store(settings, state_dir)
-        outcomes, received = run_once(settings, config, store, dry_run=dry_run, source=source)
+        run = Run(settings=settings, config=config, store=store, dry=dry_run, retry=retry, source=source)
+        outcomes, received = run()
         if not (once or dry_run):
             outcomes = [_awaited(outcome, store, settings) for outcome in outcomes]
     except EdgeOnnxError as error:
@@ -87,62 +101,94 @@ def carry_out(
         raise typer.Exit(code)
 
 
-def run_once(
-    settings: AgentConfig,
-    config: Path | None,
-    store: Store,
-    *,
-    dry_run: bool,
-    source: Callable[[Store, AgentConfig], Source] | None = None,
-) -> tuple[list[Outcome], int]:
-    """One run, and the bytes that it received; its status is written down, also of one that failed.
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the updater.
 
-    Raises:
-        EdgeOnnxError: What kept it from being carried out.
-        RuntimeUnavailableError: A library is missing.
+    Attributes:
+        settings: The agent's settings.
+        config: The file that they came from, or None.
+        store: The state directory.
+        dry: Take nothing.
+        retry: Forget which releases failed on this device.
+        source: Gives the repository's files; None: from where the device is enrolled to.
     """
-    try:
-        from device_agent.update.enrollment import UPDATE_LOCK, read_enrollment
-        from device_agent.update.parts import open_parts
+
+    settings: AgentConfig
+    config: Path | None
+    store: Store
+    dry: bool = False
+    retry: bool = False
+    source: Opened | None = None
+
+    def __call__(self) -> tuple[list[Outcome], int]:
+        """Carry it out: the outcomes, and the bytes that it received.
+
+        Raises:
+            EdgeOnnxError: What kept it from being carried out.
+        """
+        try:
+            from device_agent.update.enrollment import UPDATE_LOCK, read_enrollment
+            from device_agent.update.parts import open_parts
+        except ModuleNotFoundError as error:
+            raise RuntimeUnavailableError(
+                f"the library {error.name} is missing",
+                hint="install the agent's libraries: pip install 'edgeonnx[agent]'",
+            ) from None
+
+        read_enrollment(self.store)
+        with ExitStack() as held:
+            held.enter_context(self.store.locked(UPDATE_LOCK, "an update"))
+            if self.retry and not self.dry:
+                _forget_blocked(self.store)
+            settings, source = self.settings, None
+            if self.source is not None:
+                source = held.enter_context(self.source(self.store))
+                # Somebody carried it here: there is nothing to save, and nothing to wait for.
+                settings = replace(settings, update=replace(settings.update, metered=False, window=None))
+            parts = open_parts(settings, self.config, self.store, source=source)
+            return self._recorded(parts), parts.downloader.received
+
+    def _recorded(self, parts: Parts) -> list[Outcome]:
+        """The outcomes; how the run ended is written down for whoever asks, also if it failed."""
         from device_agent.update.reports import read_status, write_status
         from device_agent.update.updater import Updater
-    except ModuleNotFoundError as error:
-        raise RuntimeUnavailableError(
-            f"the library {error.name} is missing", hint="install the agent's libraries: pip install 'edgeonnx[agent]'"
-        ) from None
 
-    read_enrollment(store)
-    with store.locked(UPDATE_LOCK, "an update"):
-        found = None if source is None else source(store, settings)
-        parts = open_parts(settings, config, store, source=found)
         failure: EdgeOnnxError | None = None
         message = ""
         try:
-            outcomes = Updater(parts).run(dry=dry_run)
+            outcomes = Updater(parts).run(dry=self.dry)
             failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
             message = "; ".join(f"{outcome.model}: {outcome.decision.reason}" for outcome in outcomes)
         except EdgeOnnxError as error:
             failure = error
             raise
         finally:
-            if not dry_run:
-                received = parts.downloader.received
-                now = parts.clock.effective()
-                status = read_status(store).after(now=now, error=failure, message=message, received=received)
-                write_status(store, status)
-        return outcomes, parts.downloader.received
+            if not self.dry:
+                now, received = parts.clock.effective(), parts.downloader.received
+                status = read_status(self.store).after(now=now, error=failure, message=message, received=received)
+                write_status(self.store, status)
+        return outcomes
+
+
+def _forget_blocked(store: Store) -> None:
+    from device_agent.update.byhand import unblocked
+    from device_agent.update.journal import change_state
+
+    for model in store.models():
+        change_state(store, model, unblocked)
 
 
 def _awaited(outcome: Outcome, store: Store, settings: AgentConfig) -> Outcome:
     """The outcome after the process that serves has decided about a proven release."""
-    from dataclasses import replace
-
     from device_agent.slots.states import FINAL, AttemptState
     from device_agent.update.enrollment import SERVE_LOCK
     from edgeonnx.errors import CandidateError
 
     attempt = outcome.state.attempt
     if outcome.error is not None or attempt is None or attempt.state is not AttemptState.PROVEN:
+        return outcome
+    if not store.is_locked(SERVE_LOCK):
         return outcome
     typer.echo(f"{outcome.model} {attempt.release.version} is proven", err=True)
     deadline = time.monotonic() + settings.update.probation_seconds + EXTRA_SECONDS

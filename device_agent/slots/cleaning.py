@@ -50,7 +50,7 @@ def collect(store: Store, keep: frozenset[str]) -> int:
             if path.name not in needed and not _shared(path):
                 cleaner.remove(path)
     for path in entries_of(store.incoming):
-        if not _is_download_of(path.name, needed):
+        if not _is_wanted_download(store, path.name, needed):
             cleaner.remove(path)
     if cleaner.failure is not None:
         raise cleaner.failure
@@ -163,7 +163,9 @@ def _shared(path: Path) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
-def _is_download_of(name: str, needed: set[str]) -> bool:
-    """Whether a file in `incoming` is a download, or what is known of one, for a content that is needed."""
+def _is_wanted_download(store: Store, name: str, needed: set[str]) -> bool:
+    """Whether a file in `incoming` is a download, or what is known of one, for a content that is needed and not here."""
     found = _LEADING_DIGEST.match(name)
-    return found is not None and found.group(1) in needed and not name.endswith(TEMPORARY)
+    if found is None or name.endswith(TEMPORARY):
+        return False
+    return found.group(1) in needed and not os.path.lexists(store.blob(found.group(1)))

@@ -10,6 +10,7 @@ write to the state directory.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -206,14 +207,19 @@ class SlotState:
             "pin": self.pin,
             "sequence": self.sequence,
         }
-        return canonical_json({**document, CHECKSUM: hashlib.sha256(canonical_json(document)).hexdigest()})
+        return canonical_json({**document, CHECKSUM: checksum(document)})
+
+
+def checksum(document: dict[str, object]) -> str:
+    """The checksum of a state file: SHA-256 of its other members as JSON with sorted keys and without white space."""
+    text = json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def _checksum(node: Node) -> str:
-    """The checksum that a state file must carry: SHA-256 of its other members as canonical JSON."""
-    document = {key: child.value for key, child in node.members() if key != CHECKSUM}
+    """The checksum that a document must carry."""
     try:
-        return hashlib.sha256(canonical_json(document)).hexdigest()
+        return checksum({key: child.value for key, child in node.members() if key != CHECKSUM})
     except RecursionError:
         node.fail("nests too deep")
 
@@ -253,6 +259,7 @@ def step(
     - to `PROBATION` from `PROVEN`: the release becomes active, what was active becomes previous;
     - to `ROLLED_BACK`: what was previous becomes active, and the digest is blocked. After the first release of all
       there is nothing to go back to, and nothing is active then;
+    - to `PROVEN` from `PROBATION`: what was previous becomes active, and nothing is held against the release;
     - to `REJECTED`: the digest is blocked.
 
     Args:
@@ -281,7 +288,8 @@ def step(
         # A release that was installed again (its slot was damaged) does not push out what it can be rolled back to.
         before = state.previous if state.active == attempt.release else state.active
         changed = replace(changed, active=attempt.release, previous=before)
-    if to is AttemptState.ROLLED_BACK:
+    back = to is AttemptState.PROVEN and attempt.state is AttemptState.PROBATION
+    if back or to is AttemptState.ROLLED_BACK:
         changed = replace(changed, active=state.previous, previous=None)
     if to in (AttemptState.ROLLED_BACK, AttemptState.REJECTED):
         changed = block(changed, attempt.release, reason=reason, now=now)

@@ -51,8 +51,15 @@ TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
     AttemptState.PROVEN: frozenset(
         {AttemptState.PROBATION, AttemptState.REJECTED, AttemptState.DOWNLOADING, AttemptState.ABANDONED}
     ),
+    # Proven again: it could not be loaded beside what serves, for no fault of its own, and waits for the next start.
     AttemptState.PROBATION: frozenset(
-        {AttemptState.PROBATION, AttemptState.COMMITTED, AttemptState.ROLLED_BACK, AttemptState.ABANDONED}
+        {
+            AttemptState.PROBATION,
+            AttemptState.COMMITTED,
+            AttemptState.ROLLED_BACK,
+            AttemptState.PROVEN,
+            AttemptState.ABANDONED,
+        }
     ),
     AttemptState.COMMITTED: frozenset(),
     AttemptState.REJECTED: frozenset(),

@@ -67,7 +67,7 @@ def give_try_back(state: SlotState, *, contents: str, tries: int, now: float) ->
     attempt = on_probation(state)
     if attempt is None or attempt.contents != contents or state.attempt is None:
         return state
-    return step(state, PROBATION, now=now, tries_left=min(tries - 1, state.attempt.tries_left + 1))
+    return step(state, PROBATION, now=now, tries_left=min(tries, state.attempt.tries_left + 1))
 
 
 def wait_for_start(state: SlotState, contents: str, reason: str, *, now: float) -> SlotState:

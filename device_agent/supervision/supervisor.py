@@ -305,9 +305,11 @@ class Supervisor:
         if verdict.outcome is Outcome.COMMIT:
             logger.info("%s %s served well through its probation and stays", name, release.version)
             await self._change(name, partial(_end, release=release, to=AttemptState.COMMITTED, reason=""))
+            del self._probations[name]
         if verdict.outcome is not Outcome.ROLL_BACK:
             return
         logger.error("%s %s is rolled back: %s", name, release.version, verdict.reason)
+        del self._probations[name]
         try:
             await self._change(name, partial(_end, release=release, to=AttemptState.ROLLED_BACK, reason=verdict.reason))
         except UpdateError as error:

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_agent.update.sealed import seal, unseal
 from edgeonnx.errors import EdgeOnnxError, NoSpaceError, StateError
-from edgeonnx.spec.contents import canonical_json
-from edgeonnx.spec.parse import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +73,7 @@ class Moment:
         Raises:
             ManifestError, SchemaVersionError: It is damaged, or of another version.
         """
-        node = parse_document(data, file).version("schema_version", known=CLOCK_SCHEMA)
-        node.only(("schema_version", "bound", "boot", "uptime"))
+        node = unseal(data, file=file, schema=CLOCK_SCHEMA, fields=("bound", "boot", "uptime"))
         bound, uptime = (node.required(key).typed(float) for key in ("bound", "uptime"))
         if not 0 <= bound <= LATEST:
             node.required("bound").fail("is out of range", expected=f"0 to {LATEST:.0f}")
@@ -83,9 +81,7 @@ class Moment:
 
     def to_bytes(self) -> bytes:
         """The canonical bytes of `clock.json`."""
-        return canonical_json(
-            {"schema_version": CLOCK_SCHEMA, "bound": self.bound, "boot": self.boot, "uptime": self.uptime}
-        )
+        return seal({"bound": self.bound, "boot": self.boot, "uptime": self.uptime}, schema=CLOCK_SCHEMA)
 
 
 def boottime() -> float:
@@ -161,16 +157,18 @@ class Clock:
         Raises:
             StateError, NoSpaceError: The file cannot be written.
         """
-        bound = self.bound()
         wanted = min(seconds, LATEST) if math.isfinite(seconds) else 0.0
-        self._here = self._moment(max(bound, wanted))
-        if wanted > bound or self._is_due():
+        self._here = self._moment(max(self.bound(), wanted))
+        if self._is_due(wanted):
             self._write()
 
-    def _is_due(self) -> bool:
-        """Whether what passed since the last write is to be kept: enough of it, or the first in this boot."""
+    def _is_due(self, wanted: float) -> bool:
+        """Whether to write: something later was verified than is written, or enough time passed, or the boot is new."""
         stored = self._stored
-        return stored is not None and (stored.boot != self._boot or self._here.bound - stored.bound >= WRITE_SECONDS)
+        if stored is None:
+            return wanted > 0
+        passed = self._here.bound - stored.bound
+        return wanted > stored.bound or passed >= WRITE_SECONDS or stored.boot != self._boot
 
     def revoked(self, seconds: float) -> None:
         """Start anew at a bound that may be lower: what gave the old one was signed by a key that is no longer trusted.

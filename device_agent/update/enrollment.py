@@ -247,9 +247,10 @@ def enroll(
     """
     from device_agent.update.clock import Clock
     from device_agent.update.downloader import Downloader
-    from device_agent.update.metadata import TrustedMetadata
+    from device_agent.update.metadata import TrustedMetadata, read_root
     from device_agent.update.sources.folder import FolderSource
 
+    read_root(root)
     known = knows_root(store, root)
     if known is False and not force:
         raise UsageError(

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 TELL = "nothing was changed on this device; if this does not pass, tell whoever runs the repository"
 
 
+_BEFORE = {"root": "root", "timestamp": "root", "snapshot": "timestamp"}
+"""The role whose expiry python-tuf checks before it loads another one; `snapshot` for all others."""
+
+
 def explained(
     error: RepositoryError | DownloadError, verifier: Verifier, fetcher: Fetcher, clock: Clock
 ) -> EdgeOnnxError:
@@ -61,13 +65,14 @@ def explained(
 
 
 def _culprit(verifier: Verifier, fetcher: Fetcher) -> tuple[str, datetime | None]:
-    """Which role has expired, and when: one that is trusted otherwise, or the one that was being loaded.
+    """Which role has expired, and when: the one that was being loaded, or the one before, which is looked at again.
 
     Signatures are checked before the expiry is, so what the refused metadata say of it can be told.
     """
-    for role, signed in verifier.signed.items():
-        if signed.is_expired(verifier.reference_time):
-            return role, signed.expires
+    before = _BEFORE.get(verifier.loading, "snapshot")
+    signed = verifier.signed.get(before)
+    if signed is not None and signed.is_expired(verifier.reference_time):
+        return before, signed.expires
     with contextlib.suppress(RepositoryError):
         return verifier.loading, Metadata.from_bytes(fetcher.data).signed.expires
     return verifier.loading, None

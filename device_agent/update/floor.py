@@ -15,14 +15,12 @@ expired, and a made-up time would have expired it.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from device_agent.update.sealed import seal, unseal
 from edgeonnx.errors import UntrustedError
-from edgeonnx.spec.contents import canonical_json
-from edgeonnx.spec.parse import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -35,8 +33,6 @@ MAX_VERSION = (1 << 53) - 1
 """The largest version of metadata that is accepted: every JSON reader can represent it."""
 SIGNED_AT = "x-edgeonnx-signed-at"
 """The signed field that says when metadata was signed; `edgeonnx.repository.roles` writes it."""
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +134,7 @@ class Floor:
         Raises:
             ManifestError, SchemaVersionError: It is damaged, or of another version.
         """
-        node = parse_document(data, file).version("schema_version", known=FLOOR_SCHEMA)
-        node.only(("schema_version", "roles"))
+        node = unseal(data, file=file, schema=FLOOR_SCHEMA, fields=("roles",))
         roles = node.required("roles")
         roles.only(ROLES)
         return cls(records={role: Record.from_dict(child) for role, child in roles.members()})
@@ -147,7 +142,7 @@ class Floor:
     def to_bytes(self) -> bytes:
         """The canonical bytes of `floor.json`."""
         roles = {role: record.to_dict() for role, record in self.records.items()}
-        return canonical_json({"schema_version": FLOOR_SCHEMA, "roles": roles})
+        return seal({"roles": roles}, schema=FLOOR_SCHEMA)
 
 
 def signed_at(fields: Mapping[str, object], expires: datetime) -> float | None:
@@ -160,17 +155,11 @@ def signed_at(fields: Mapping[str, object], expires: datetime) -> float | None:
     Returns:
         Seconds since 1970; None if the field is absent, malformed, or later than the expiry.
     """
-    text = fields.get(SIGNED_AT)
-    if text is None:
-        return None
     try:
-        moment = datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        moment = datetime.strptime(str(fields.get(SIGNED_AT)), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
-        moment = None
-    if moment is None or moment > expires or moment.timestamp() < 0:
-        _logger.warning("%s is %.60r, which is no time before the expiry: it is ignored", SIGNED_AT, text)
         return None
-    return moment.timestamp()
+    return moment.timestamp() if moment <= expires and moment.timestamp() >= 0 else None
 
 
 def _rollback(role: str, accepted: int, offered: int) -> UntrustedError:

@@ -12,7 +12,7 @@ a process that serves from it does not notice.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     Choose = Callable[[Path], Collection[str]]
     """Says which variants of the bundle in a folder (of which the metadata suffice) this machine would run, each as
     `<component>/<variant>`."""
-
-logger = logging.getLogger("edgeonnx.update")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +160,12 @@ class Staging:
             return every
         entry = described.manifest.entry
         others = frozenset(each for each in every if not each.startswith(f"{entry}/"))
-        chosen = frozenset(self._choose(self._metadata_folder(described))) & every
+        folder = self._metadata_folder(described)
+        try:
+            chosen = frozenset(self._choose(folder)) & every
+        finally:
+            with contextlib.suppress(OSError):
+                self._store.disk.remove(folder)
         present = every - self._absent() if self._slot.is_dir() else frozenset()
         return (chosen or every) | others | present
 
@@ -311,14 +314,6 @@ def check_room(store: Store, missing: Collection[FileEntry], limits: Limits) -> 
             found=f"{free:,} bytes",
             hint="make room, or lower update.disk_reserve_bytes",
         )
-
-
-def is_whole(slot: Path, contents: str) -> bool:
-    """Whether a slot has the files that it must have, as far as that can be told without reading them."""
-    try:
-        return open_bundle(slot).digest == contents
-    except BundleError:
-        return False
 
 
 def _every(manifest: Manifest) -> frozenset[str]:

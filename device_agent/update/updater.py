@@ -2,6 +2,8 @@
 
 Each step is written down before it begins, may be repeated, and leaves the active slot alone. An update never
 activates: the serving process does that by a swap, or the next start does (`device_agent.supervision`).
+
+Most runs find nothing new. What only the others need (decoders, NumPy) is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -13,10 +15,8 @@ from typing import TYPE_CHECKING
 
 from device_agent.slots.state import Installed, SlotState, begin, step
 from device_agent.slots.states import AttemptState
-from device_agent.update.contents import Contents
 from device_agent.update.journal import change_state
 from device_agent.update.policy import Action, Decision, Situation, decide
-from device_agent.update.staging import Limits, Staging, is_whole
 from device_agent.update.trial import Kind
 from edgeonnx.errors import (
     CandidateError,
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from device_agent.update.contents import Contents
     from device_agent.update.parts import Parts
+    from device_agent.update.staging import Staging
 
     Change = Callable[[SlotState], SlotState]
 
@@ -126,14 +128,14 @@ class Updater:
             offers=offers,
             metered=parts.config.update.metered,
             in_window=parts.window is None or parts.window.contains(now.hour * 60 + now.minute),
-            here=frozenset(each for each in state.in_use() if is_whole(parts.store.slot(model, each), each)),
+            here=frozenset(each for each in state.in_use() if parts.store.slot_fault(model, each) is None),
         )
 
     def _dry(self, model: str, state: SlotState, decision: Decision) -> Outcome:
         if decision.action is Action.KEEP or decision.offer is None:
             return Outcome(model=model, decision=decision, state=state)
         release = self._release(model, decision.offer)
-        staging = self._staging(release, Contents(self._parts.store, self._parts.downloader, release))
+        staging = self._staging(release, self._contents(release))
         return Outcome(model=model, decision=decision, state=state, fetch_bytes=staging.missing())
 
     def _update(self, state: SlotState, decision: Decision) -> SlotState:
@@ -172,13 +174,14 @@ class Updater:
         active = state.active
         if active is None or state.running is not None:
             return state
-        if is_whole(parts.store.slot(state.model, active.contents), active.contents):
+        fault = parts.store.slot_fault(state.model, active.contents)
+        if fault is None:
             return state
         if parts.config.update.metered:
-            logger.warning("the slot of %s %s is damaged; the link is metered", state.model, active.version)
+            logger.warning("%s %s: the slot %s; the link is metered", state.model, active.version, fault)
             return state
         release = self._release(state.model, offer)
-        logger.warning("the slot of %s %s is damaged: what it lacks is fetched", state.model, active.version)
+        logger.warning("%s %s: the slot %s; what it lacks is fetched", state.model, active.version, fault)
         self._staged(release)
         # Written anew so that the serving process notices: it may serve the previous version for want of this one.
         return self._parts.store.write_state(self._parts.store.read_state(state.model))
@@ -194,7 +197,7 @@ class Updater:
     def _staged(self, release: Release) -> Path:
         """The release's slot, whole. Where the disk is full, what nobody needs is removed first."""
         parts = self._parts
-        contents = Contents(parts.store, parts.downloader, release)
+        contents = self._contents(release)
         try:
             slot = self._staging(release, contents).stage()
         except NoSpaceError as error:
@@ -211,7 +214,14 @@ class Updater:
         )
         return slot
 
+    def _contents(self, release: Release) -> Contents:
+        from device_agent.update.contents import Contents
+
+        return Contents(self._parts.store, self._parts.downloader, release)
+
     def _staging(self, release: Release, contents: Contents) -> Staging:
+        from device_agent.update.staging import Limits, Staging
+
         update = self._parts.config.update
         limits = Limits(reserve=update.disk_reserve_bytes, connections=update.connections)
         choose = self._choose if update.variants == "needed" else None

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from device_agent.slots.disk import Disk
     from device_agent.update.clock import Clock
     from device_agent.update.downloader import Downloader
+    from edgeonnx.spec.parse import Node
 
 LIMITS = UpdaterConfig(
     max_root_rotations=256,  # in one refresh; a device that missed more takes the rest in the next one
@@ -95,11 +96,7 @@ def check_document(data: bytes, where: str) -> None:
         UntrustedError: It is no metadata.
     """
     try:
-        signed = parse_document(data, where).required("signed")
-        signed.integer("version", minimum=1, maximum=MAX_VERSION)
-        listed = signed.child("meta")
-        for _, entry in listed.members() if listed is not None else ():
-            entry.integer("version", minimum=1, maximum=MAX_VERSION)
+        _check_fields(parse_document(data, where).required("signed"))
     except ManifestError as error:
         start = printable(data[:60].decode("utf-8", "replace"))
         is_page = looks_like_html(data)
@@ -113,6 +110,18 @@ def check_document(data: bytes, where: str) -> None:
             if is_page
             else "check the repository's address, and that whole files were copied to it",
         ) from None
+
+
+def _check_fields(signed: Node) -> None:
+    """What python-tuf takes as it comes: versions of any size, names of roles of any type."""
+    signed.integer("version", minimum=1, maximum=MAX_VERSION)
+    listed = signed.child("meta")
+    for _, entry in listed.members() if listed is not None else ():
+        entry.integer("version", minimum=1, maximum=MAX_VERSION)
+    delegations = signed.child("delegations")
+    roles = delegations.child("roles") if delegations is not None and delegations.value is not None else None
+    for role in roles.items() if roles is not None else ():
+        role.text("name")
 
 
 class Verifier(Updater):

@@ -39,6 +39,10 @@ def day(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 # Facts.
 
 
@@ -159,7 +163,7 @@ def written(done: Published) -> str:
     parts = [f"{done.written.blobs} written ({megabytes(done.written.wire_bytes)})", f"{done.written.present} present"]
     if done.new and done.release.deltas:
         size = sum(delta.size for delta in done.release.deltas)
-        parts.append(f"{len(done.release.deltas)} differences ({megabytes(size)})")
+        parts.append(f"{_counted(len(done.release.deltas), 'difference')} ({megabytes(size)})")
     return ", ".join(parts)
 
 
@@ -208,7 +212,7 @@ def signed(done: Sequence[str], missing: Sequence[Missing], repo: Path) -> None:
     console = stdout()
     if done:
         console.print(f"signed: {', '.join(done)}")
-    else:
+    elif missing:
         console.print(Text("nothing was signed: no key that it waits for is here", style="yellow"))
     if missing:
         waiting(missing, repo)
@@ -237,7 +241,7 @@ def verification(repository: Repository, found: Verification) -> None:
     rows = {
         "releases": ", ".join(f"{each.name} {each.version}" for each in found.releases) or "none",
         "channels": ", ".join(each.name for each in found.channels) or "none",
-        "blobs": f"{found.blobs} and {found.deltas} differences, {megabytes(found.wire_bytes)}",
+        "blobs": f"{found.blobs}, and {_counted(found.deltas, 'difference')}: {megabytes(found.wire_bytes)}",
         "older files": f"{len(unnamed)}, which `edgeonnx repo gc` looks at",
         "expires": f"{min(found.expires, key=lambda role: found.expires[role])} first, "
         f"on {day(min(found.expires.values()))}",

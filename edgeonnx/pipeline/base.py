@@ -151,11 +151,12 @@ class Base:
         """A float graph of the same model with this bundle's names for its tensors.
 
         Raises:
-            UsageError: The two have no weight of one shape in common.
+            UsageError: The two have no weight in common, by name and shape.
         """
         named = keep_names(graph, self.exact)
         before, after = read_constants(self.exact), read_constants(named)
-        if not any(array.ndim > 1 and _alike(before, array, name) for name, array in after.items()):
+        weights = {name: array for name, array in after.items() if array.dtype == np.float32 and array.ndim > 1}
+        if not any(_alike(before, array, name) for name, array in weights.items()):
             raise UsageError(
                 "the base has no weight in common with this model",
                 where=str(self.bundle.root),

@@ -96,8 +96,13 @@ def _write(files: Files, content: Content) -> int | None:
 
 
 def blob_size(files: Files, digest: str) -> int:
-    """Bytes of a blob on the wire."""
-    return (files.root / blob_path(digest)).stat().st_size
+    """Bytes of a blob on the wire; 0 if it is missing."""
+    return file_size(files, blob_path(digest))
+
+
+def file_size(files: Files, path: str) -> int:
+    """Bytes of a file of the repository; 0 if it is missing."""
+    return (files.root / path).stat().st_size if files.exists(path) else 0
 
 
 def blob_fault(files: Files, digest: str, size: int) -> str | None:

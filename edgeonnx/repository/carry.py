@@ -91,11 +91,7 @@ def _accepted_by_the_root_before(files: Files, state: State) -> bool:
 
 
 def _blobs(files: Files, releases: Sequence[Release], *, deltas: bool) -> list[str]:
-    contents = {
-        digest
-        for release in releases
-        for digest in (release.contents, *(entry.sha256 for entry in Earlier(files, release).contents.files))
-    }
+    contents = {digest for release in releases for digest in Earlier(files, release).sizes}
     found = sorted(blob_path(digest) for digest in contents)
     if deltas:
         found += sorted({delta_path(delta) for release in releases for delta in release.deltas})

@@ -24,6 +24,7 @@ class Earlier:
 
     Attributes:
         contents: The list of its files.
+        sizes: The size in bytes of each content, by digest; that of the list itself, too.
 
     Raises:
         BlobError: The blob of its list is damaged.
@@ -33,11 +34,12 @@ class Earlier:
     def __init__(self, files: Files, release: Release) -> None:
         self._files = files
         self.contents = Contents.from_bytes(read_content(files, release.contents, release.contents_size))
-        self._sizes = {entry.sha256: entry.size for entry in self.contents.files}
+        self.sizes = {entry.sha256: entry.size for entry in self.contents.files}
+        self.sizes[release.contents] = release.contents_size
 
     def read(self, digest: str) -> bytes:
         """A content of the release by its digest, verified."""
-        return read_content(self._files, digest, self._sizes[digest])
+        return read_content(self._files, digest, self.sizes[digest])
 
 
 def read_content(files: Files, digest: str, size: int) -> bytes:

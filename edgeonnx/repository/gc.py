@@ -102,8 +102,7 @@ def _need_releases(files: Files, releases: Targets, needed: set[str], contents: 
         release = Release.from_bytes(read_target(files, target), file=path)
         needed |= {delta_path(delta) for delta in release.deltas}
         if release.contents not in contents:
-            contents.add(release.contents)
-            contents |= {entry.sha256 for entry in Earlier(files, release).contents.files}
+            contents |= set(Earlier(files, release).sizes)
 
 
 def _newer(path: str, state: State) -> bool:

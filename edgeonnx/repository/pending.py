@@ -22,7 +22,7 @@ from edgeonnx.spec.parse import parse_document
 if TYPE_CHECKING:
     from edgeonnx.repository.draft import Draft
     from edgeonnx.repository.files import Files
-    from edgeonnx.repository.state import AnyMetadata
+    from edgeonnx.repository.state import AnyMetadata, State
     from edgeonnx.spec.parse import Node
 
 PENDING = f"{HOST}/pending.json"
@@ -111,8 +111,18 @@ def refuse_other(files: Files) -> None:
 def discard(files: Files) -> bool:
     """Drop what waits; returns whether something did."""
     found = files.exists(PENDING)
-    files.remove(PENDING)
+    if found:
+        files.remove(PENDING)
     return found
+
+
+def clear_done(files: Files, state: State) -> None:
+    """Drop what waited if it is out: its publisher was stopped between the two."""
+    waiting = load(files)
+    if waiting is not None and all(
+        state.metadata[role].signed == metadata.signed for role, metadata in waiting.metadata.items()
+    ):
+        discard(files)
 
 
 def _change_to_dict(change: OfferChange) -> dict[str, object]:

@@ -6,21 +6,24 @@ Whatever a publisher that is stopped leaves behind is named by nothing, and used
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tuf.api.metadata import TargetFile
 
+from edgeonnx.blobs.delta import encode
 from edgeonnx.bundle import open_bundle, verify_files
 from edgeonnx.errors import KeyStoreError, UsageError
 from edgeonnx.repository import pending
-from edgeonnx.repository.blobs import Written, blob_size, write_blobs
+from edgeonnx.repository.blobs import Written, blob_size, file_size, write_blobs
 from edgeonnx.repository.deltas import plan_deltas
-from edgeonnx.repository.earlier import Earlier
+from edgeonnx.repository.earlier import Earlier, read_content
 from edgeonnx.repository.offers import OfferChange, changed
 from edgeonnx.repository.roles import OFFLINE, ONLINE, RELEASES, ROLLOUT, SNAPSHOT, TIMESTAMP
 from edgeonnx.repository.state import read_channel, read_release, read_releases, target_path
+from edgeonnx.spec.contents import CONTENTS_FILE
 from edgeonnx.spec.release import Delta, Release, channel_target, delta_path, release_target
 from edgeonnx.spec.rollout import Channel
 from edgeonnx.spec.versions import version_order
@@ -119,6 +122,8 @@ def publish(
         policy = _channel_after(draft, change)  # what makes no sense is said before anything is written
         _check_signer(draft, keys, known)
         written = write_blobs(draft.files, bundle, on_blob)
+        if known is not None:
+            _repair_deltas(draft, bundle, known)
         release = known or _describe(bundle, _deltas(draft, bundle, deltas))
         if known is None:
             add_target(draft, RELEASES, release_target(name, version), release.to_bytes())
@@ -215,6 +220,24 @@ def _deltas(draft: Draft, bundle: Bundle, wanted: DeltaBase | None) -> list[Delt
         draft.files.write(delta_path(delta), data)
         found.append(delta)
     return sorted(found, key=lambda delta: (delta.target, delta.base, delta.encoding))
+
+
+def _repair_deltas(draft: Draft, bundle: Bundle, release: Release) -> None:
+    """Write deltas of a signed release again that are missing or cut short, if they come out as they were signed."""
+    damaged = [delta for delta in release.deltas if file_size(draft.files, delta_path(delta)) != delta.size]
+    if not damaged:
+        return
+    paths = {entry.sha256: bundle.root / entry.path for entry in bundle.contents.files}
+    paths[bundle.digest] = bundle.root / CONTENTS_FILE
+    releases = read_releases(draft.files, draft.before.targets(RELEASES))
+    sizes = ChainMap(*(Earlier(draft.files, each).sizes for each in releases if each.name == release.name))
+    for delta in damaged:
+        if delta.base not in sizes:  # its release was retired
+            continue
+        base = read_content(draft.files, delta.base, sizes[delta.base])
+        data = encode(delta.encoding, base, paths[delta.target].read_bytes())
+        if len(data) == delta.size:  # another release of zstd may give other bytes: then devices take the full blob
+            draft.files.write(delta_path(delta), data)
 
 
 def _base_release(draft: Draft, bundle: Bundle, version: str | None) -> Release | None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import RepositoryError
+from edgeonnx.repository import pending
 from edgeonnx.repository.create import read_settings
 from edgeonnx.repository.draft import Draft
 from edgeonnx.repository.files import Files
@@ -51,6 +52,7 @@ class Repository:
         read_state(self.files)  # before the lock, which would make a folder in what is no repository
         with self.files.lock():
             state = read_state(self.files)
+            pending.clear_done(self.files, state)
             yield Draft(
                 self.files, state, now=signing_time(state, self.now()), expires=read_settings(self.files).expires
             )

@@ -181,7 +181,7 @@ def _check_contents(files: Files, found: Verification, on_blob: Callable[[int, i
     for release in found.releases:
         sizes[release.contents] = release.contents_size
         try:
-            sizes.update({entry.sha256: entry.size for entry in Earlier(files, release).contents.files})
+            sizes.update(Earlier(files, release).sizes)
         except EdgeOnnxError as error:
             found.faults.append(f"release {release.name} {release.version}: contents.json: {_told(error)}")
     deltas = sorted({delta for release in found.releases for delta in release.deltas}, key=delta_path)

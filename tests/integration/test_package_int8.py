@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgeonnx.bundle import open_bundle
-from edgeonnx.errors import GateError
+from edgeonnx.errors import GateError, UsageError
+from edgeonnx.pipeline.plan import plan
 from edgeonnx.pipeline.recipe import PackageRequest, choose_variants
 from edgeonnx.pipeline.run import PackageResult, package
 from edgeonnx.spec.manifest import Task
@@ -27,6 +29,8 @@ from tests.support.packaged import open_packaged
 pytestmark = pytest.mark.slow
 GROUPS_OF_MINILM = 26
 LABELS = ("negative", "positive")
+FREE = {"cosine_mean": 0.0, "cosine_p1": 0.0, "cosine_min": 0.0, "rank_correlation": 0.0}
+FROZEN = "embeddings"
 UNSEALED = {"report.html", "timings.json", "contents.json"}
 
 
@@ -176,8 +180,7 @@ def test_labels_give_the_metrics_that_need_them(classifier: Path, tmp_path: Path
 @pytest.fixture(scope="module")
 def full_int8(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> PackageResult:
     """Everything quantized, whatever it costs."""
-    free = {"cosine_mean": 0.0, "cosine_p1": 0.0, "cosine_min": 0.0, "rank_correlation": 0.0}
-    return _embedding(encoder, tmp_path_factory.mktemp("full"), thresholds=free)
+    return _embedding(encoder, tmp_path_factory.mktemp("full"), thresholds=FREE)
 
 
 def test_a_search_keeps_the_costliest_groups(full_int8: PackageResult, encoder: Path, tmp_path: Path) -> None:
@@ -204,8 +207,7 @@ def test_a_search_keeps_the_costliest_groups(full_int8: PackageResult, encoder: 
 def test_two_builds_have_one_digest_though_they_took_other_times(
     full_int8: PackageResult, encoder: Path, tmp_path: Path
 ) -> None:
-    free = {"cosine_mean": 0.0, "cosine_p1": 0.0, "cosine_min": 0.0, "rank_correlation": 0.0}
-    again = _embedding(encoder, tmp_path, thresholds=free)
+    again = _embedding(encoder, tmp_path, thresholds=FREE)
     assert again.digest == full_int8.digest
     first, second = full_int8.path, again.path
     assert (first / "timings.json").read_bytes() != (second / "timings.json").read_bytes()
@@ -221,6 +223,62 @@ def test_a_bundle_whose_unsealed_files_are_gone_is_whole(full_int8: PackageResul
     for name in ("report.html", "timings.json"):
         (copy / name).unlink()
     assert edgeonnx("verify", str(copy)).returncode == 0
+
+
+class TestBase:
+    """`--base`: a model whose weights moved a little, after a bundle of the model before."""
+
+    def test_a_light_fine_tune_keeps_recipe_scales_and_what_was_frozen(
+        self, full_int8: PackageResult, encoder: Path, tmp_path: Path
+    ) -> None:
+        tuned = _fine_tuned(encoder, tmp_path / "source")
+        result = _embedding(tuned, tmp_path / "out", thresholds=FREE, base=full_int8.path)
+        base: Any = open_bundle(result.path).evidence().source["base"]
+        assert (base["name"], base["version"], base["digest"]) == ("m", "1", full_int8.digest)
+        facts = base["variants"]["cpu-int8"]
+        assert facts["recipe"] == "recipe and scales of the base kept"
+        assert facts["new_weight_scales"] == 0
+        assert facts["weight_scales"] > 900, "the vocabulary's entries have scales, too"
+        assert 0 < facts["wire_bytes"] < result.evidence.variants["cpu-int8"].tensor_bytes / 4
+        for facts in base["variants"].values():
+            assert facts["changed"], facts
+            assert [name for name in facts["changed"] if FROZEN in name and "LayerNorm" not in name] == []
+        assert _decided(result) == _decided(full_int8)
+
+    def test_the_plan_says_what_would_be_kept(self, full_int8: PackageResult, encoder: Path, tmp_path: Path) -> None:
+        request = PackageRequest(
+            source=str(encoder), name="m", version="2", out=tmp_path, task=Task.EMBEDDING, base=full_int8.path
+        )
+        facts = plan(request).facts()
+        assert facts["base"] == f"m 1, sha256:{full_int8.digest}"
+        assert "with migration factors" in facts["cpu-int8 keeps"]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_base_with_another_task_is_refused_before_the_work(
+        self, full_int8: PackageResult, classifier: Path, tmp_path: Path
+    ) -> None:
+        with pytest.raises(UsageError) as caught:
+            _package(classifier, tmp_path / "out", base=full_int8.path)
+        assert "task text-classification" in str(caught.value.expected)
+        assert "task embedding" in str(caught.value.found)
+        assert not (tmp_path / "out").exists()
+
+
+def _fine_tuned(source: Path, target: Path) -> Path:
+    """A copy of a model whose weights moved by up to 0.3 % of themselves, but for the embeddings, which were frozen."""
+    shutil.copytree(source, target)
+    weights = load_file(target / "model.safetensors")
+    rng = np.random.default_rng(1)
+    for name, array in weights.items():
+        if FROZEN not in name:
+            weights[name] = (array * rng.uniform(0.997, 1.003, array.shape)).astype(array.dtype)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def _decided(result: PackageResult) -> list[tuple[object, ...]]:
+    groups: Any = result.manifest.entry_component.variants[0].recipe["groups"]
+    return [(group["group"], group.get("strength"), group.get("zero_point")) for group in groups]
 
 
 def test_the_default_target_is_the_cpu() -> None:

@@ -26,12 +26,12 @@ class Agent:
     Use it as a context manager; leaving it ends the process, whatever happened.
 
     Attributes:
-        bundle: The bundle to serve.
+        bundle: The bundle to serve; None: the arguments say what.
         arguments: Further arguments of `serve`.
         timeout: Seconds to wait for the ready line.
     """
 
-    bundle: Path
+    bundle: Path | None = None
     arguments: tuple[str, ...] = ()
     timeout: float = 30.0
     url: str = ""
@@ -103,9 +103,10 @@ class Agent:
         return self.process.wait(timeout=timeout)
 
 
-def command(bundle: Path, *arguments: str) -> list[str]:
+def command(bundle: Path | None, *arguments: str) -> list[str]:
     """The command line of an agent on a free port."""
-    return [sys.executable, "-m", "device_agent.cli.main", "serve", "--bundle", str(bundle), "--port", "0", *arguments]
+    named = [] if bundle is None else ["--bundle", str(bundle)]
+    return [sys.executable, "-m", "device_agent.cli.main", "serve", *named, "--port", "0", *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -114,7 +115,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
-def run_to_end(bundle: Path, *arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+def run_to_end(bundle: Path | None, *arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
     """Run an agent that is expected to end by itself."""
     return subprocess.run(
         command(bundle, *arguments), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 from securesystemslib.signer import CryptoSigner, Key, Signer
+from tuf.api.exceptions import DownloadHTTPError
+from tuf.ngclient import Updater
+from tuf.ngclient.fetcher import FetcherInterface
 
 from edgeonnx.repository import Files, Published, Repository, Settings, create_repository
 from edgeonnx.repository import publish as publish_bundle
@@ -142,3 +145,47 @@ class TestRepository:
         """The newest root."""
         version = versions_on_disk(self.repository.files, ROOT)[-1]
         return (self.path / "metadata" / f"{version}.root.json").read_bytes()
+
+
+class Reader:
+    """A plain TUF client of python-tuf on a repository's folder: what any client makes of the metadata.
+
+    Args:
+        repository: The repository's folder.
+        folder: Where it keeps what it trusts.
+        root: What it trusts first.
+    """
+
+    def __init__(self, repository: Path, folder: Path, root: bytes) -> None:
+        self._repository = repository
+        self._folder = folder
+        self._root: bytes | None = root
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def refresh(self) -> Updater:
+        """Follow the metadata; raises what python-tuf raises."""
+        updater = Updater(
+            str(self._folder),
+            f"{self._repository}/metadata/",
+            target_dir=str(self._folder),
+            target_base_url=f"{self._repository}/targets/",
+            fetcher=_FolderFetcher(),
+            bootstrap=self._root,
+        )
+        self._root = None
+        updater.refresh()
+        return updater
+
+    def target(self, path: str) -> bytes | None:
+        """A target's verified bytes, or None if nobody signed it."""
+        updater = self.refresh()
+        found = updater.get_targetinfo(path)
+        return None if found is None else Path(updater.download_target(found, str(self._folder / "t"))).read_bytes()
+
+
+class _FolderFetcher(FetcherInterface):
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        file = Path(url)
+        if not file.is_file():
+            raise DownloadHTTPError("not found", 404)
+        return iter([file.read_bytes()])

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 
-from device_agent.api.monitoring.updates import update_metrics
+from device_agent.api.monitoring.update_metrics import update_metrics
 from device_agent.models.states import ModelState
 
 if TYPE_CHECKING:

@@ -60,6 +60,8 @@ def unpacked(archive: Path, folder: Path, disk: Disk, *, most_bytes: int = MOST_
         FetchError: It is no such archive, is damaged, or holds what a repository does not.
         NoSpaceError, StateError: The disk does not take it.
     """
+    if not archive.is_file():
+        raise FetchError("is no file", where=str(archive), expected="an archive of a repository")
     target = folder / f"import.{secrets.token_hex(4)}{TEMPORARY}"
     try:
         with _writing(target):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from edgeonnx.errors import UsageError, printable
 
@@ -25,15 +25,16 @@ def open_source(url: str, settings: UpdateConfig, *, check_times: bool = True) -
     Raises:
         UsageError: The URL has another scheme, or cannot be used, or a file that the settings name cannot.
     """
-    parts = urlsplit(url)
-    if parts.scheme in ("http", "https"):
+    scheme = url.partition("://")[0].lower()
+    if scheme in ("http", "https"):
         from device_agent.update.sources.http import HttpSource  # a device that reads from a stick needs no TLS
 
         return HttpSource(url, settings, check_times=check_times)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+    path = url[len("file://") :].removeprefix("localhost")
+    if scheme == "file" and path.startswith("/"):
         from device_agent.update.sources.folder import FolderSource
 
-        return FolderSource(Path(unquote(parts.path)))
+        return FolderSource(Path(unquote(path)))
     raise UsageError(
         "is no URL of a repository",
         where="the repository's URL",

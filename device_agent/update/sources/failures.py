@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import http.client
 import re
 import socket
 import ssl
@@ -111,6 +112,10 @@ def _system_words(error: BaseException) -> str:
     while found is not None and seen < 8:
         if isinstance(found, socket.gaierror) or (isinstance(found, OSError) and found.strerror):
             return str(found.strerror or found)
+        if isinstance(found, http.client.IncompleteRead | http.client.RemoteDisconnected):
+            return "an end in the middle of the answer"
+        if isinstance(found, http.client.HTTPException):
+            return "what is no HTTP"
         inner = next((part for part in found.args if isinstance(part, Exception)), None)
         found, seen = inner or found.__cause__ or found.__context__, seen + 1
     text = first_line(error, 200)

@@ -72,7 +72,7 @@ class HttpSource:
             )
         finally:
             watch.forget()
-            response.close()
+            _end(response)
 
     def _get(self, url: str, headers: dict[str, str], watch: Watch) -> tuple[BaseHTTPResponse, str]:
         """The answer that has the file's bytes, or says that there are none left; and the URL that gave it."""
@@ -80,6 +80,9 @@ class HttpSource:
         for _ in range(MAX_REDIRECTS + 1):
             with _explained(url, watch), watch.limit(settings.connect_seconds + settings.stall_seconds):
                 response = self._connections.get(url, headers)
+            if watch.expired:
+                _end(response)
+                raise _too_slow(url)
             if response.status in (200, 206, 416):
                 return response, url
             with watch.limit(settings.stall_seconds):
@@ -98,6 +101,8 @@ class HttpSource:
             watched = watch.limit(self._settings.stall_seconds) if chunked else contextlib.nullcontext()
             with _explained(url, watch), watched:
                 piece = response.read1(PIECE_BYTES, decode_content=False)
+            if watch.expired:
+                raise _too_slow(url)
             if not piece:
                 return
             yield piece
@@ -109,12 +114,14 @@ def _explained(url: str, watch: Watch) -> Iterator[None]:
         yield
     except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
         if watch.expired:
-            raise TemporaryError(
-                "the server is too slow",
-                where=shown(url),
-                found="no whole head of an answer, or of a part of one, in time",
-            ) from None
+            raise _too_slow(url) from None
         raise of_exception(error, shown(url), urlsplit(url).netloc) from None
+
+
+def _too_slow(url: str) -> TemporaryError:
+    return TemporaryError(
+        "the server is too slow", where=shown(url), found="no whole head of an answer, or of a part of one, in time"
+    )
 
 
 def _drain(response: BaseHTTPResponse) -> None:
@@ -123,7 +130,13 @@ def _drain(response: BaseHTTPResponse) -> None:
     with contextlib.suppress(urllib3.exceptions.HTTPError, http.client.HTTPException, OSError):
         while left > 0 and (piece := response.read1(left, decode_content=False)):
             left -= len(piece)
+    _end(response)
+
+
+def _end(response: BaseHTTPResponse) -> None:
+    """Close the connection, unless all was read, and give its place back."""
     response.close()
+    response.release_conn()
 
 
 def redirected(url: str, location: str | None) -> str:
@@ -143,7 +156,7 @@ def redirected(url: str, location: str | None) -> str:
         raise FetchError(
             "the server redirects to what is no URL of a file", where=shown(url), found=printable(repr(text[:120]))
         )
-    if url.startswith("https:") and parts.scheme != "https":
+    if urlsplit(url).scheme == "https" and parts.scheme != "https":
         raise FetchError(
             "the server redirects from https:// to http://",
             where=shown(url),

@@ -1,4 +1,4 @@
-"""An end to waits that no timeout of a socket ends.
+"""An end to waits that no timeout of a socket ends, and to heads that no empty line ends.
 
 A socket's timeout bounds one read. A server that sends the head of its answer, or the length of a chunk, one byte at a
 time passes each of them and keeps a client for hours. So those steps are watched: when their time is over, the
@@ -8,6 +8,7 @@ connection is shut down from another thread, and the read that waits ends at onc
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ class Watch:
     @contextlib.contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
         """Give a step this long."""
+        self.expired = False
         timer = threading.Timer(seconds, self._expire)
         timer.daemon = True
         _local.watch = self
@@ -75,7 +77,43 @@ def _follow(connection: HTTPConnection) -> None:
         watch.follow(connection)
 
 
+class _HeadReader:
+    """Remembers the last line that was read of a head."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.last = b"?"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def readline(self, limit: int = -1) -> bytes:
+        self.last = self._inner.readline(limit)
+        return self.last
+
+
+class _WholeHead(http.client.HTTPResponse):
+    """An answer whose head must end in an empty line.
+
+    The standard library takes the end of the connection for the end of the head. A cut there would look like an answer
+    without `Content-Length` and with an empty body, or like a part that does not say which.
+    """
+
+    def begin(self) -> None:
+        inner: Any = self.fp
+        reader: Any = _HeadReader(inner)
+        self.fp = reader
+        super().begin()
+        if self.fp is reader:
+            self.fp = inner
+        if not reader.last:
+            self.close()
+            raise http.client.IncompleteRead(b"")
+
+
 class _WatchedConnection(HTTPConnection):
+    response_class = _WholeHead
+
     def connect(self) -> None:
         _follow(self)
         super().connect()
@@ -86,6 +124,8 @@ class _WatchedConnection(HTTPConnection):
 
 
 class _WatchedTlsConnection(HTTPSConnection):
+    response_class = _WholeHead
+
     def connect(self) -> None:
         _follow(self)
         super().connect()

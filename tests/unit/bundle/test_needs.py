@@ -80,7 +80,9 @@ def test_what_is_no_tensor_is_needed_whatever_a_graph_names(bundle: Bundle) -> N
 
 def test_what_may_be_missing(bundle: Bundle) -> None:
     assert optional_files(bundle, frozenset()) == frozenset()
-    tensors = {entry.path for entry in bundle.contents.files if entry.path.startswith(*tensor_folders(bundle.manifest))}
+    tensors = {
+        entry.path for entry in bundle.contents.files if entry.path.startswith(tuple(tensor_folders(bundle.manifest)))
+    }
     assert len(tensors) == 2
     assert optional_files(bundle, {"encoder/cpu-fp32"}) == tensors | {"encoder/cpu-fp32/model.onnx"}
 

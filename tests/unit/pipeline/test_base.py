@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import IntegrityError, NotABundleError, UsageError
 from edgeonnx.model.graph import StoredGraph, restore_graph, store_graph
 from edgeonnx.pipeline.base import SHOWN_TENSORS, Base, Changes, compare, open_base
@@ -131,6 +132,28 @@ def _renamed(graph: StoredGraph) -> StoredGraph:
     return store_graph(model)
 
 
+def _with_an_operator_more(graph: StoredGraph) -> StoredGraph:
+    model = restore_graph(graph)
+    (gelu,) = (node for node in model.graph if node.op_type == "Gelu")
+    readers = list(gelu.outputs[0].uses())
+    identity = ir.node("Identity", [gelu.outputs[0]])
+    model.graph.insert_after(gelu, identity)
+    for use in readers:
+        use.node.replace_input_with(use.idx, identity.outputs[0])
+    return store_graph(model)
+
+
+def _with_positions(graph: StoredGraph, table: str) -> StoredGraph:
+    """The graph with a matrix of integers, and a node that reads it and a table, to no end."""
+    model = restore_graph(graph)
+    positions = ir.tensor(np.arange(64, dtype=np.int64).reshape(1, 64), name="position_ids")
+    value = ir.Value(name="position_ids", shape=ir.Shape([1, 64]), type=ir.TensorType(positions.dtype))
+    value.const_value = positions
+    model.graph.register_initializer(value)
+    model.graph.append(ir.node("Gather", [model.graph.initializers[table], value]))
+    return store_graph(model)
+
+
 class TestNames:
     def test_they_are_found_again(self) -> None:
         graph = tiny_graph()
@@ -160,20 +183,29 @@ class TestNames:
         assert keep_names(graph, tiny_graph(seed=4)) is graph
 
     def test_graphs_with_other_operators_keep_their_own(self) -> None:
-        model = restore_graph(_renamed(tiny_graph()))
-        (gelu,) = (node for node in model.graph if node.op_type == "Gelu")
-        readers = list(gelu.outputs[0].uses())
-        identity = ir.node("Identity", [gelu.outputs[0]])
-        model.graph.insert_after(gelu, identity)
-        for use in readers:
-            use.node.replace_input_with(use.idx, identity.outputs[0])
-        graph = store_graph(model)
+        graph = _with_an_operator_more(_renamed(tiny_graph()))
         assert keep_names(graph, tiny_graph()) is graph
 
 
 def test_variants_that_follow_from_the_weights_say_so(tmp_path: Path) -> None:
-    from edgeonnx.bundle import open_bundle
-
     base = Base(bundle=open_bundle(make_bundle(tmp_path / "bundle")))
     assert "no such variant" in base.expected(RECIPES["cpu-int8"])
     assert base.plan_of(RECIPES["cpu-int8"]) is None
+
+
+class _Base(Base):
+    """A base of which there is only the float graph; it has a matrix of integers, as exporters store positions."""
+
+    exact = _with_positions(tiny_graph(), "words")  # type: ignore[assignment]
+
+
+class TestNaming:
+    def test_a_model_with_weights_of_the_base_is_taken(self, tmp_path: Path) -> None:
+        base = _Base(bundle=open_bundle(make_bundle(tmp_path / "bundle")))
+        graph = tiny_graph(seed=5)
+        assert base.name(graph) is graph
+
+    def test_a_model_with_nothing_but_positions_in_common_is_refused(self, tmp_path: Path) -> None:
+        base = _Base(bundle=open_bundle(make_bundle(tmp_path / "bundle")))
+        with pytest.raises(UsageError, match="no weight in common"):
+            base.name(_with_an_operator_more(_with_positions(_renamed(tiny_graph()), "val_0")))

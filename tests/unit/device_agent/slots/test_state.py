@@ -16,11 +16,13 @@ from device_agent.slots.state import (
     SlotState,
     begin,
     block,
+    checksum,
     revert,
     step,
 )
 from device_agent.slots.states import FINAL, TRANSITIONS, AttemptState, check_transition
 from edgeonnx.errors import ManifestError, SchemaVersionError
+from edgeonnx.spec.contents import canonical_json
 
 OLD = Installed(version="1.0.0", contents="a" * 64)
 NEW = Installed(version="1.1.0", contents="b" * 64)
@@ -64,6 +66,13 @@ def test_after_the_first_release_of_all_there_is_nothing_to_go_back_to() -> None
     state = walk(started(SlotState(model="tiny")), *TO_PROBATION, AttemptState.ROLLED_BACK)
     assert state.active is None
     assert state.is_blocked(NEW.contents)
+
+
+def test_what_cannot_be_loaded_beside_the_other_waits_and_the_other_serves() -> None:
+    state = walk(walk(started(), *TO_PROBATION), AttemptState.PROVEN)
+    assert (state.active, state.previous, state.blocked) == (OLD, None, ())
+    assert state.running is not None
+    assert walk(state, AttemptState.PROBATION).active == NEW
 
 
 @pytest.mark.parametrize("before", [AttemptState.DOWNLOADING, *TO_PROVEN])
@@ -167,12 +176,9 @@ def test_the_file_gives_the_state_back(state: SlotState) -> None:
 
 def resealed(**changes: object) -> bytes:
     """The full state's file with other members, and the checksum that fits them."""
-    from device_agent.slots import state as module
-
     document = json.loads(FULL.to_bytes()) | changes
     document.pop("checksum")
-    document["checksum"] = module.hashlib.sha256(module.canonical_json(document)).hexdigest()
-    return module.canonical_json(document)
+    return canonical_json(document | {"checksum": checksum(document)})
 
 
 def test_the_checksum_is_that_of_the_other_members() -> None:

@@ -35,11 +35,17 @@ def position_after_opening(part: Path, path: str = PATH) -> int:
         return file.position
 
 
-def test_what_was_noted_is_gone_on_with(part: Path) -> None:
-    with pytest.raises(RuntimeError), PartialFile(part, PATH, Disk()) as file:
-        file.begin(validator=TAG, offset=0)
-        file.write(b"abc", now=0.0)
+def broken_off(part: Path, data: bytes, validator: str | None = TAG) -> None:
+    """A download that ends in an error."""
+    with PartialFile(part, PATH, Disk()) as file:
+        file.begin(validator=validator, offset=0)
+        file.write(data, now=0.0)
         raise RuntimeError
+
+
+def test_what_was_noted_is_gone_on_with(part: Path) -> None:
+    with pytest.raises(RuntimeError):
+        broken_off(part, b"abc")
     with PartialFile(part, PATH, Disk()) as file:
         assert (file.position, file.validator) == (3, TAG)
         file.begin(validator=TAG, offset=3)
@@ -175,10 +181,8 @@ def test_notes_are_renewed_by_size_and_by_time(part: Path) -> None:
 
 
 def test_without_a_validator_nothing_is_noted(part: Path) -> None:
-    with pytest.raises(RuntimeError), PartialFile(part, PATH, Disk()) as file:
-        file.begin(validator=None, offset=0)
-        file.write(bytes(NOTE_BYTES + 1), now=0.0)
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        broken_off(part, bytes(NOTE_BYTES + 1), validator=None)
     assert not note_of(part).exists()
     assert position_after_opening(part) == 0
 
@@ -212,10 +216,14 @@ def test_a_finished_large_file_keeps_a_note_of_all_of_it(part: Path) -> None:
 
 
 def test_what_was_discarded_leaves_nothing(part: Path) -> None:
+    def discard() -> None:
+        with PartialFile(part, PATH, Disk()) as file:
+            file.discard()
+            raise RuntimeError
+
     leave(part, b"abc")
-    with pytest.raises(RuntimeError), PartialFile(part, PATH, Disk()) as file:
-        file.discard()
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        discard()
     assert not part.exists()
     assert not note_of(part).exists()
 
@@ -234,9 +242,14 @@ def test_a_disk_that_refuses_is_told_and_the_descriptor_is_closed(
         raise OSError(number, os.strerror(number), str(part))
 
     setattr(Refusing, call, refuse)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(kind, match="cannot be kept"), PartialFile(part, PATH, Refusing()) as file:
-        file.begin(validator=TAG, offset=0)
-        file.write(b"abc", now=0.0)
-        file.keep()
-    assert len(os.listdir("/proc/self/fd")) == before
+
+    def download() -> None:
+        with PartialFile(part, PATH, Refusing()) as file:
+            file.begin(validator=TAG, offset=0)
+            file.write(b"abc", now=0.0)
+            file.keep()
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(kind, match="cannot be kept"):
+        download()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
