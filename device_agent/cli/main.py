@@ -1,26 +1,21 @@
 """`edgeonnx-agent`: the command line of the device.
 
-Everything heavy is imported inside the verbs, so that `--help` and `--version` answer at once.
+Everything heavy is imported inside the verbs, so that `--help` and `--version` answer at once. Of the verbs themselves
+only the one that is asked for is imported: `update` runs every hour on machines that have better things to do.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from device_agent.cli.config import config
-from device_agent.cli.doctor import doctor
-from device_agent.cli.enroll import enroll
-from device_agent.cli.importing import import_
-from device_agent.cli.pin import pin
-from device_agent.cli.rollback import rollback
-from device_agent.cli.serve import process_age, serve
-from device_agent.cli.status import status
-from device_agent.cli.update import update
 from edgeonnx import __version__
 
-__all__ = ["app", "main", "process_age"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 EPILOG = """\b
 Exit codes:
@@ -34,15 +29,18 @@ Exit codes:
   10 the repository cannot be reached: the next try may succeed
   11 this device cannot take the release, or cannot go back: the message says why"""
 
-app = typer.Typer(
-    name="edgeonnx-agent",
-    help="Serve edgeonnx bundles on this device.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+VERBS = {
+    "serve": "serve:serve",
+    "config": "config:config",
+    "doctor": "doctor:doctor",
+    "enroll": "enroll:enroll",
+    "update": "update:update",
+    "status": "status:status",
+    "rollback": "rollback:rollback",
+    "pin": "pin:pin",
+    "import": "importing:import_",
+}
+"""Each verb with the module of this package, and the function in it."""
 
 
 def _print_version(value: bool) -> None:
@@ -51,29 +49,48 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def agent(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Serve edgeonnx bundles on this device."""
+    """Serve edgeonnx bundles on this device, and keep them up to date."""
 
 
-app.command(epilog=EPILOG)(serve)
-app.command()(config)
-app.command(epilog=EPILOG)(doctor)
-app.command(epilog=EPILOG)(enroll)
-app.command(epilog=EPILOG)(update)
-app.command(epilog=EPILOG)(status)
-app.command(epilog=EPILOG)(rollback)
-app.command(epilog=EPILOG)(pin)
-app.command("import", epilog=EPILOG)(import_)
+def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
+    """The command line, with some of its verbs."""
+    made = typer.Typer(
+        name="edgeonnx-agent",
+        help="Serve edgeonnx bundles on this device, and keep them up to date.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(agent)
+    for verb in verbs:
+        module, _, function = VERBS[verb].partition(":")
+        command = getattr(importlib.import_module(f"device_agent.cli.{module}"), function)
+        made.command(verb, epilog=None if verb == "config" else EPILOG)(command)
+    return made
+
+
+def needed_verbs(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The verbs that a command line needs: the one that it begins with, else all of them."""
+    return (arguments[0],) if arguments and arguments[0] in VERBS else tuple(VERBS)
+
+
+def __getattr__(name: str) -> Any:
+    """`app`: the whole command line, made when somebody asks for it."""
+    if name == "app":
+        return make_app()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
     """Entry point of the console script."""
-    app(prog_name="edgeonnx-agent")
+    make_app(needed_verbs(sys.argv[1:]))(prog_name="edgeonnx-agent")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from device_agent.models import memory
 from device_agent.models.engines import label, likely_variant, open_engine
+from device_agent.models.priority import lowered
 from edgeonnx.bundle import Verifier, open_bundle
 from edgeonnx.errors import (
     EdgeOnnxError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from device_agent.inference.rows import Array, Ids
     from device_agent.inference.text import TextPath
     from device_agent.models.memory import Room, Usage
+    from device_agent.models.priority import Usual
     from edgeonnx.bundle import Bundle
     from edgeonnx.spec.manifest import Manifest, Variant
     from edgeonnx.spec.selection import DeviceProfile
@@ -152,6 +154,7 @@ def load_model(
     profile: DeviceProfile | None = None,
     taken_bytes: int = 0,
     beside: str | None = None,
+    gently: bool = False,
 ) -> LoadedModel:
     """Load a bundle and prove it on this machine. Blocking: call it in a thread of its own, one at a time.
 
@@ -161,6 +164,7 @@ def load_model(
         profile: What this machine has; None looks.
         taken_bytes: Memory that the models take that are loaded already.
         beside: The version that serves now and that this one replaces, for messages.
+        gently: Models serve meanwhile: do it at a low priority. The calling thread keeps that priority.
 
     Raises:
         BundleError: The folder is no bundle, or it is damaged.
@@ -169,7 +173,7 @@ def load_model(
         RuntimeUnavailableError: ONNX Runtime does not load the variant.
         GoldenSetError: The model does not reproduce its golden set here.
     """
-    with _short_switches():
+    with _short_switches(), lowered(wanted=gently) as usual:
         steps = _Steps()
         room = memory.room_of(config.runtime.memory_bytes, taken_bytes, memory.available())
         bundle = open_bundle(path)
@@ -187,17 +191,20 @@ def load_model(
         verifier.verify_common()
         before = memory.usage()
         steps.done("verify")
-        return _load(bundle, verifier, config, _Around(steps, before, room, beside), statuses, profile)
+        return _load(bundle, verifier, config, _Around(steps, before, room, beside, usual), statuses, profile)
 
 
 @dataclass(frozen=True)
 class _Around:
-    """What is known before a model is loaded: the clock, the memory before, the room, what it will replace."""
+    """What is known before a model is loaded: the clock, the memory before, the room, what it will replace, and what
+    runs at the usual priority.
+    """
 
     steps: _Steps
     before: Usage | None
     room: Room
     beside: str | None
+    usual: Usual
 
 
 def _load(
@@ -211,6 +218,7 @@ def _load(
     """The second half of `load_model`."""
     from device_agent.inference.devices.cache import Cache
     from device_agent.inference.devices.compiled import Compiled
+    from device_agent.inference.devices.providers import CPU_PROVIDER
     from device_agent.inference.queue.batcher import Batcher
     from device_agent.inference.rows import per_token_outputs
     from device_agent.inference.session import runtime_build
@@ -222,10 +230,10 @@ def _load(
     compiled = Compiled(cache, bundle.digest, runtime_build()["version"], gpu=config.runtime.gpu)
 
     def open_with(threads: int) -> Engine:
-        chosen = replace(config, runtime=replace(config.runtime, threads=threads))
-        return open_engine(
+        open_it = partial(
+            open_engine,
             bundle,
-            chosen,
+            replace(config, runtime=replace(config.runtime, threads=threads)),
             statuses,
             profile=profile,
             verifier=verifier,
@@ -233,19 +241,24 @@ def _load(
             beside=around.beside,
             compiled=compiled,
         )
+        # Threads that the runtime starts will serve.
+        alone = threads == 1 and not any(status.usable and status.name != CPU_PROVIDER for status in statuses)
+        return open_it() if alone else around.usual.run(open_it)
 
     batcher: Batcher | None = None
     try:
         engine, plan = tuned(bundle, config, cache, open_with)
         steps.done("session")
         text = TextPath(bundle.tokenizer_json(), bundle.manifest.processing, engine.inputs)
-        batcher = Batcher(
+        make_batcher = partial(
+            Batcher,
             engine,
             config.queue,
             runners=plan.runners,
             name=bundle.manifest.name,
             per_token=per_token_outputs(bundle.manifest.entry_component.signature),
         )
+        batcher = around.usual.run(make_batcher)
         steps.done("tokenizer")
         prove(bundle, engine.variant, text, batcher)
         steps.done("golden")
@@ -295,9 +308,11 @@ def _hashed_meanwhile(verifier: Verifier, config: AgentConfig) -> Iterator[None]
     def work() -> None:
         with contextlib.suppress(EdgeOnnxError):
             verifier.verify_common()
-            variant = likely_variant(verifier.bundle.manifest, config.runtime.variant)
+            bundle = verifier.bundle
+            entry = bundle.manifest.entry
+            variant = likely_variant(bundle.manifest, config.runtime.variant, absent=bundle.absent_variants(entry))
             if variant is not None:
-                verifier.verify_variant(verifier.bundle.manifest.entry, variant)
+                verifier.verify_variant(entry, variant)
 
     thread = threading.Thread(target=work, name="verify", daemon=True)
     thread.start()

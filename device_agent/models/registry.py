@@ -61,7 +61,13 @@ class Load(Protocol):
     """Loads a bundle: `device_agent.models.loading.load_model`, or a fake in tests."""
 
     def __call__(
-        self, path: Path, config: AgentConfig, *, taken_bytes: int = 0, beside: str | None = None
+        self,
+        path: Path,
+        config: AgentConfig,
+        *,
+        taken_bytes: int = 0,
+        beside: str | None = None,
+        gently: bool = False,
     ) -> LoadedModel:
         """Load; blocking."""
         ...
@@ -411,7 +417,8 @@ class Models:
             if loading is None:
                 serving = self._live.get(found.name)
                 beside = None if serving is None else f"{serving.name} {serving.version}"
-                loaded = await self._background.in_thread(self._load_now, found, self.memory_bytes, beside)
+                gently = bool(self._live)
+                loaded = await self._background.in_thread(self._load_now, found, self.memory_bytes, beside, gently)
             else:
                 loaded = (await loading).pop()
             await self._check_loaded(found, loaded, strict=strict)
@@ -424,12 +431,12 @@ class Models:
         record.name, record.version = loaded.name, loaded.version
         self._turn_to(record, loaded)
 
-    def _load_now(self, found: Found, taken_bytes: int, beside: str | None) -> LoadedModel:
+    def _load_now(self, found: Found, taken_bytes: int, beside: str | None, gently: bool) -> LoadedModel:
         """Load a bundle in the calling thread."""
         if found.error is not None:
             raise found.error
         load = self._loader or _load_model()
-        return load(found.path, self._config, taken_bytes=taken_bytes, beside=beside)
+        return load(found.path, self._config, taken_bytes=taken_bytes, beside=beside, gently=gently)
 
     async def _check_loaded(self, found: Found, loaded: LoadedModel, *, strict: bool) -> None:
         """Close a model that must not serve, and say why."""

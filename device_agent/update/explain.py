@@ -86,7 +86,8 @@ def _expired(role: str, expiry: datetime | None, clock: Clock, reference: dateti
     if reference > system:
         found = f"{_text(reference)}, which verified metadata prove; the system clock says {_text(system)}"
         hint = (
-            "whoever runs the repository must renew it (edgeonnx repo refresh), or somebody holds back newer metadata"
+            "whoever runs the repository must renew it (edgeonnx repo refresh), or somebody holds back newer metadata; "
+            "if the proven time cannot be, a stolen key made it up and must be replaced"
         )
     else:
         found = f"{_text(system)} on the system clock; verified metadata prove {_text(verified)} or later"

@@ -106,8 +106,7 @@ class PartialFile:
         with self._writing():
             note = self._earlier()
             if note is None:
-                disk.remove(note_of(part))
-                disk.remove(part)
+                self._clear()
                 self._descriptor = disk.open(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
                 return
             self._descriptor = disk.open(part, os.O_WRONLY | os.O_APPEND)
@@ -190,6 +189,14 @@ class PartialFile:
             self._disk.remove(note_of(self._part))
             self._disk.remove(self._part)
         self.validator = None  # nothing is noted when it is closed
+
+    def _clear(self) -> None:
+        """Remove what cannot be used, durably: else a power cut could give it back its name under a new note."""
+        left = [path for path in (note_of(self._part), self._part) if os.path.lexists(path)]
+        for path in left:
+            self._disk.remove(path)
+        if left:
+            self._disk.sync_folder(self._part.parent)
 
     def _earlier(self) -> Note | None:
         """What an earlier run left, or None if nothing of it can be used."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuf.api.exceptions import DownloadHTTPError
 from tuf.api.metadata import Metadata, Signed, Snapshot, TargetFile, Targets, Timestamp
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 LIMITS = UpdaterConfig(
     max_root_rotations=256,  # in one refresh; a device that missed more takes the rest in the next one
     max_delegations=32,  # roles that are asked for one target
-    root_max_length=512_000,  # bytes; ours have 3,000
+    root_max_length=256_000,  # bytes; a root of ours has 3,000
     timestamp_max_length=16_384,
-    snapshot_max_length=1_000_000,
-    targets_max_length=4_000_000,  # `releases` has about 300 bytes for each release
+    snapshot_max_length=256_000,  # it lists roles, not files
+    targets_max_length=2_000_000,  # `releases` has 130 bytes for each release, so 15,000 of them
 )
 """What a repository may make this device fetch and parse."""
 
@@ -237,7 +237,7 @@ class Verifier(Updater):
 
     def _signers(self, role: str) -> tuple[str, ...]:
         """The keys whose signatures counted. The local file is what is trusted, now that the role is loaded."""
-        metadata: Metadata[Signed] = Metadata.from_bytes(self._load_local_metadata(role))
+        metadata: Metadata[Any] = Metadata.from_bytes(self._load_local_metadata(role))
         result = self._trusted_set.root.get_verification_result(role, metadata.signed_bytes, metadata.signatures)
         return tuple(sorted(result.signed))
 

@@ -145,26 +145,36 @@ def _periods(texts: Sequence[str]) -> dict[str, timedelta]:
 def sign(
     repo: RepoArgument,
     keys: KeysOption = None,
+    show: Annotated[bool, typer.Option("--show", help="Print what waits; sign nothing, and need no key.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Drop what waits instead of signing it.")] = False,
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sign the release, or the change of keys, that waits for further signatures; it goes out once it is complete."""
-    from edgeonnx.cli import show_repository as show
+    """Sign the release, or the change of keys, that waits for further signatures; it goes out once it is complete.
+
+    What is signed is printed: compare a release's digest with the one that `edgeonnx inspect` shows of the bundle.
+    """
+    from edgeonnx.cli import show_repository
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.ceremony import discard_pending, sign_pending
+    from edgeonnx.repository.ceremony import describe_pending, discard_pending, sign_pending
 
+    repository = Repository(repo)
     if discard:
-        dropped = discard_pending(Repository(repo))
-        print_json({"discarded": dropped}) if as_json else show.discarded(dropped)
+        dropped = discard_pending(repository)
+        print_json({"discarded": dropped}) if as_json else show_repository.discarded(dropped)
         return
-    store = open_keys(keys, Passphrase(file=passphrase_file), repo)
-    signed, missing = sign_pending(Repository(repo), store)
+    changes = describe_pending(repository)
+    if show:
+        print_json({"changes": changes}) if as_json else show_repository.changes(changes)
+        return
+    signed, missing = sign_pending(repository, open_keys(keys, Passphrase(file=passphrase_file), repo))
     if as_json:
-        print_json({"signed": signed, "missing": show.missing_facts(missing)})
+        facts = show_repository.missing_facts(missing)
+        print_json({"changes": changes, "signed": signed, "missing": facts})
     else:
-        show.signed(signed, missing, repo)
+        show_repository.changes(changes)
+        show_repository.signed(signed, missing, repo)
 
 
 def refresh(

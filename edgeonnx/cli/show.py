@@ -118,6 +118,8 @@ def _bundle_rows(bundle: Bundle, evidence: Evidence) -> dict[str, str]:
         "parity": _parity(evidence),
         "built with": ", ".join(f"{name} {version}" for name, version in evidence.tools.items()) or "not stated",
     }
+    if bundle.absent:
+        rows["not here"] = f"{', '.join(sorted(bundle.absent))} (a device holds only what it can use)"
     if manifest.labels:
         rows["labels"] = ", ".join(manifest.labels)
     rows.update({key: str(value) for key, value in manifest.properties.items()})

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from edgeonnx.cli import tables
 from edgeonnx.cli.output import megabytes, stdout
+from edgeonnx.errors import printable
 from edgeonnx.repository.share import show_share
 from edgeonnx.repository.verify import unnamed_files
 from edgeonnx.spec.release import delta_path
@@ -205,6 +206,13 @@ def channel(found: Channel) -> None:
     for name, offers in sorted(found.models.items()):
         if offers.minimum_version is not None:
             console.print(Text(f"{name}: devices never go below {offers.minimum_version}"))
+
+
+def changes(lines: Sequence[str]) -> None:
+    """What a change that waits would do."""
+    console = stdout()
+    for line in lines or ["nothing waits for signatures"]:
+        console.print(Text(printable(line)), soft_wrap=True)
 
 
 def signed(done: Sequence[str], missing: Sequence[Missing], repo: Path) -> None:

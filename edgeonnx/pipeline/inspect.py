@@ -22,7 +22,8 @@ class Inspection:
 
     Attributes:
         path: What was inspected.
-        graphs: Facts by name: `<component>/<variant>` in a bundle, the file's name otherwise.
+        graphs: Facts by name: `<component>/<variant>` in a bundle, the file's name otherwise. Variants that this copy
+            of the bundle does not hold have none.
         bundle: The bundle, or None for a single graph.
         evidence: The bundle's evidence, or None.
     """
@@ -41,6 +42,7 @@ class Inspection:
         if self.bundle is not None and self.evidence is not None:
             result["digest"] = self.bundle.digest
             result["files"] = len(self.bundle.contents.files)
+            result["absent_variants"] = sorted(self.bundle.absent)
             result["bytes"] = self.bundle.contents.total_size
             result["manifest"] = self.bundle.manifest.to_dict()
             result["components"] = {
@@ -73,5 +75,6 @@ def inspect(path: Path) -> Inspection:
         f"{component.name}/{variant.name}": inspect_graph(bundle.model_path(component.name, variant))
         for component in bundle.manifest.components.values()
         for variant in component.variants
+        if variant.name not in bundle.absent_variants(component.name)
     }
     return Inspection(path=path, graphs=graphs, bundle=bundle, evidence=bundle.evidence())

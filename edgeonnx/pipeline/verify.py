@@ -12,7 +12,7 @@ from edgeonnx.bundle import open_bundle, verify_files
 from edgeonnx.errors import GoldenSetError, RuntimeUnavailableError
 from edgeonnx.pipeline.progress import Silent, StageTimer
 from edgeonnx.spec.profile import parse_instruction_sets
-from edgeonnx.spec.selection import DeviceProfile, unmet_requirement
+from edgeonnx.spec.selection import NOT_HERE, DeviceProfile, unmet_requirement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,9 +95,10 @@ def verify(path: Path, progress: Progress | None = None, *, profile: DeviceProfi
     timer = StageTimer(progress=progress or Silent())
     with timer.stage("structure", "compare the files with contents.json, read the metadata") as stage:
         bundle = open_bundle(path)
-        stage.result = f"{len(bundle.contents.files)} files, {bundle.contents.total_size / 1e6:.1f} MB, no links"
+        parts = f", without {', '.join(bundle.absent)}" if bundle.absent else ""
+        stage.result = f"{len(bundle.contents.files)} files, {bundle.contents.total_size / 1e6:.1f} MB, no links{parts}"
     with timer.stage("bytes", "hash every file") as stage:
-        verify_files(bundle, on_file=_counter(timer.progress, len(bundle.contents.files)))
+        files = verify_files(bundle, on_file=_counter(timer.progress, len(bundle.contents.files)))
         unsealed = bundle.unsealed()
         outside = f"; not covered by it: {', '.join(unsealed)}" if unsealed else ""
         stage.result = f"bundle sha256 {bundle.digest[:16]}...{outside}"
@@ -111,7 +112,7 @@ def verify(path: Path, progress: Progress | None = None, *, profile: DeviceProfi
         stage.result = ", ".join(shown + [f"{name} skipped" for name, _ in skipped])
     return VerifyReport(
         bundle=bundle,
-        files=len(bundle.contents.files),
+        files=files,
         texts=len(golden.texts),
         text_path=text_path,
         replays=replays,
@@ -182,10 +183,11 @@ def _replay(
     from edgeonnx.validate.checker import check_locations, check_signature
 
     component = bundle.manifest.entry_component
+    absent = bundle.absent_variants(component.name)
     replays: list[Replay] = []
     skipped: list[tuple[str, str]] = []
     for variant in component.variants:
-        reason = _reason_to_skip(variant, profile)
+        reason = NOT_HERE if variant.name in absent else _reason_to_skip(variant, profile)
         if reason is not None:
             skipped.append((variant.name, reason))
             continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgeonnx.errors import UsageError
 from edgeonnx.repository import pending
+from edgeonnx.repository.changes import describe
 from edgeonnx.repository.create import check_threshold
 from edgeonnx.repository.publish import conclude
 from edgeonnx.repository.roles import ROOT, check_role, delegator_of
@@ -92,6 +93,16 @@ def change_threshold(repository: Repository, keys: KeyStore, role: str, count: i
         named.threshold = count
 
     return _changed(repository, keys, role, change)
+
+
+def describe_pending(repository: Repository) -> list[str]:
+    """What the change that waits would do, one line each; nothing if none waits.
+
+    Raises:
+        RepositoryError, UntrustedError: It does not fit the repository.
+    """
+    waiting = pending.load(repository.files)
+    return [] if waiting is None else describe(repository.files, repository.state(), waiting)
 
 
 def sign_pending(repository: Repository, keys: KeyStore) -> tuple[list[str], tuple[Missing, ...]]:

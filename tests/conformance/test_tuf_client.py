@@ -14,11 +14,14 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.repository import TestRepository
-from tests.support.tuf_simulator import CHANNEL, Simulator
+from device_agent.slots.disk import Disk
+from device_agent.update.clock import Clock
+from device_agent.update.metadata import TrustedMetadata
+from tests.support.tuf_simulator import CHANNEL, MemoryDownloader, Simulator
 from tests.support.web import StaticServer
 
 CLIENT = Path(__file__).with_name("tuf_client.py")
@@ -83,16 +86,20 @@ def repository(server: StaticServer) -> Simulator:
 
 
 @pytest.fixture
-def client(tmp_path: Path, server: StaticServer, repository: Simulator) -> Client:
-    made = Client(tmp_path, server)
-    root = tmp_path / "trusted root.json"
+def client(tmp_path: Path, server: StaticServer) -> Client:
+    return Client(tmp_path, server)
+
+
+def test_a_device_from_its_root_to_the_second_channel(
+    client: Client, server: StaticServer, repository: Simulator, tmp_path: Path
+) -> None:
+    page, root = tmp_path / "page.json", tmp_path / "trusted root.json"
+    page.write_bytes(b"<html>")
     root.write_bytes(repository.root)
-    assert made.run("init", str(root)) == 0, made.log
+    assert client.run("init", str(page)) == 1
+    assert client.run("init", str(root)) == 0, client.log
     assert server.requests == []
-    return made
 
-
-def test_refresh_and_download(client: Client, server: StaticServer, repository: Simulator) -> None:
     assert client.refresh() == 0, client.log
     assert server.paths() == [
         "metadata/2.root.json",
@@ -101,50 +108,30 @@ def test_refresh_and_download(client: Client, server: StaticServer, repository: 
         "metadata/1.targets.json",
     ]
     assert client.versions() == {"root": 1, "snapshot": 1, "targets": 1, "timestamp": 1}
-    server.forget()
-    assert client.download(CHANNEL) == 0, client.log
-    assert [path.read_bytes() for path in client.targets.iterdir()] == [b'{"channel": 1}']
-    server.forget()
-    assert client.download(CHANNEL) == 0, client.log
-    assert server.paths("targets/*") == []
-    assert client.download(CHANNEL, "channels/none.json") == 1
+
+    old = repository.files["metadata/timestamp.json"]
     repository.add_target("rollout", CHANNEL, b'{"channel": 2}')
     repository.release("rollout")
     write(server, repository)
-    assert client.download(CHANNEL) == 0, client.log
+    assert client.download(CHANNEL, "channels/none.json") == 1
     assert [path.read_bytes() for path in client.targets.iterdir()] == [b'{"channel": 2}']
+    server.forget()
+    assert client.download(CHANNEL) == 0, client.log
+    assert server.paths("targets/*") == []
 
-
-def test_what_is_refused_exits_with_1_and_changes_nothing(
-    client: Client, server: StaticServer, repository: Simulator, tmp_path: Path
-) -> None:
-    old = dict(repository.files)
-    repository.release("rollout")
-    write(server, repository)
-    assert client.refresh() == 0, client.log
-    (server.folder / "metadata" / "timestamp.json").write_bytes(old["metadata/timestamp.json"])
+    (server.folder / "metadata" / "timestamp.json").write_bytes(old)
     assert client.refresh() == 1
     assert "UntrustedError" in client.log
     assert client.versions()["timestamp"] == 2
-    page = tmp_path / "page.json"
-    page.write_bytes(b"<html>")
-    assert client.run("init", str(page)) == 1
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="faketime is not installed")
 def test_a_box_in_1970_refreshes_and_one_in_the_future_says_why_not(client: Client, repository: Simulator) -> None:
-    assert client.refresh(at="1970-01-03 00:00:00") == 0, client.log
+    client.metadata.mkdir()
+    downloader: Any = MemoryDownloader(repository.files)
+    clock = Clock(client.metadata / "clock", Disk())
+    TrustedMetadata(client.metadata, downloader, clock, Disk()).bootstrap(repository.root)
     later = (repository.now + timedelta(days=8)).strftime("%Y-%m-%d %H:%M:%S")
     assert client.refresh(at=later) == 1
     assert "timestamp has expired" in client.log
-    assert client.refresh(at="1970-01-04 00:00:00") == 0, client.log
-
-
-def test_the_repository_of_edgeonnx_itself(tmp_path: Path, server: StaticServer) -> None:
-    made = TestRepository.create(server.folder)
-    client = Client(tmp_path, server)
-    root = tmp_path / "root.json"
-    root.write_bytes(made.root_bytes)
-    assert client.run("init", str(root)) == 0, client.log
-    assert client.refresh() == 0, client.log
-    assert client.versions()["timestamp"] == 1
+    assert client.refresh(at="1970-01-03 00:00:00") == 0, client.log

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,9 +118,9 @@ def url(server: Nginx, port: str = "http", path: str = "") -> str:
     return f"{scheme}://localhost:{server.ports[port]}/{path}"
 
 
-def loader(address: str, *, check_times: bool = True, disk: Disk | None = None, **settings: object) -> Downloader:
-    chosen: dict[str, object] = {"connect_seconds": 2.0, "stall_seconds": 1.0, "stall_bytes": 1024, **settings}
-    config = UpdateConfig(**chosen)  # type: ignore[arg-type]
+def loader(address: str, *, check_times: bool = True, disk: Disk | None = None, **settings: Any) -> Downloader:
+    chosen: dict[str, Any] = {"connect_seconds": 5.0, "stall_seconds": 5.0, "stall_bytes": 1024, **settings}
+    config = UpdateConfig(**chosen)
     timing = Timing(sleep=time.sleep, chance=lambda: 0.0)
     return Downloader(open_source(address, config, check_times=check_times), config, disk or Disk(), timing=timing)
 
@@ -403,7 +404,7 @@ def test_a_redirect_out_of_tls_is_refused(server: Nginx, certificates: Path) -> 
 
 
 def test_mutual_tls(server: Nginx, certificates: Path) -> None:
-    trust: dict[str, object] = {"ca_file": certificates / "authority.pem"}
+    trust: dict[str, Any] = {"ca_file": certificates / "authority.pem"}
     shown = {
         **trust,
         "client_certificate": certificates / "device.crt",
@@ -468,6 +469,6 @@ def test_proxies(server: Nginx, certificates: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_a_proxy_that_refuses(server: Nginx, certificates: Path, answer: bytes, words: str) -> None:
     with TunnelProxy(answer=answer) as proxy:
-        settings: dict[str, object] = {"proxy": f"http://127.0.0.1:{proxy.port}", "retries": 0}
+        settings: dict[str, Any] = {"proxy": f"http://127.0.0.1:{proxy.port}", "retries": 0}
         with pytest.raises(FetchError, match=words):
             loader(url(server, "tls"), ca_file=certificates / "authority.pem", **settings).read("x", limit=1000)

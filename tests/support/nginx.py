@@ -11,7 +11,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -259,8 +259,8 @@ class ScriptedServer(_Listener):
             if self._script(number, connection, head) is False:
                 return
 
-    def drip(self, connection: socket.socket, data: Iterator[bytes] | bytes, seconds: float) -> None:
-        """Send one piece after the other, slowly, until the client leaves or the test ends."""
+    def drip(self, connection: socket.socket, data: Iterable[bytes] | bytes, seconds: float) -> None:
+        """Send one piece (of bytes: one byte) after the other, slowly, until the client leaves or the test ends."""
         pieces = (bytes([byte]) for byte in data) if isinstance(data, bytes) else data
         for piece in pieces:
             if self._end.wait(seconds):

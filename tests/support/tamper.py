@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgeonnx.spec.partial import PARTIAL_FILE, Partial
+
 CONTENTS = "contents.json"
 
 
@@ -36,6 +38,14 @@ def relist(bundle: Path) -> None:
         if path.is_file() and path.name != CONTENTS
     ]
     (bundle / CONTENTS).write_text(json.dumps({"schema_version": "1.0", "files": files}), encoding="utf-8")
+
+
+def leave_out(bundle: Path, *names: str) -> Path:
+    """Remove variants (`<component>/<variant>`) as a device does that cannot use them, and say so in `partial.json`."""
+    for name in names:
+        shutil.rmtree(bundle / name)
+    (bundle / PARTIAL_FILE).write_bytes(Partial(absent=frozenset(names)).to_bytes())
+    return bundle
 
 
 def replace_asset(bundle: Path, holding: str, change: Callable[[Path], None]) -> None:

@@ -28,7 +28,7 @@ from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.partial import PARTIAL_FILE, Partial
 from edgeonnx.spec.selection import NOT_HERE, DeviceProfile, select_variant
 from tests.support import bundles
-from tests.support.tamper import edit_json, relist
+from tests.support.tamper import edit_json, leave_out, relist
 
 CUDA = "CUDAExecutionProvider"
 CONFIG = AgentConfig(runtime=RuntimeConfig(threads=1, runners=1))
@@ -40,14 +40,6 @@ SEVEN, FP32 = "encoder/cpu-int8-7bit", "encoder/cpu-fp32"
 def path(tmp_path: Path) -> Path:
     """Three variants over one folder of tensors; `types` is a tensor of the second one's graph alone."""
     return bundles.make_bundle(tmp_path, variants=bundles.CPU_VARIANTS)
-
-
-def leave_out(path: Path, *names: str) -> Path:
-    """Remove variants' graphs, and say so."""
-    for name in names:
-        shutil.rmtree(path / name)
-    (path / PARTIAL_FILE).write_bytes(Partial(absent=frozenset(names)).to_bytes())
-    return path
 
 
 def tensor(path: Path, name: str) -> Path:

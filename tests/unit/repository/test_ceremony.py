@@ -11,7 +11,14 @@ from tuf.api.exceptions import RepositoryError as TufError
 
 from edgeonnx.errors import KeyStoreError, UsageError
 from edgeonnx.repository import Files, Repository
-from edgeonnx.repository.ceremony import add_key, change_threshold, remove_key, rotate_key, sign_pending
+from edgeonnx.repository.ceremony import (
+    add_key,
+    change_threshold,
+    describe_pending,
+    remove_key,
+    rotate_key,
+    sign_pending,
+)
 from edgeonnx.repository.listing import list_roles, role_of
 from edgeonnx.repository.roles import ROLES
 from edgeonnx.repository.verify import verify
@@ -102,6 +109,25 @@ def test_a_colleague_joins_both_must_sign_and_one_leaves(repository: TestReposit
     assert remove_key(change, there_and_online(repository, colleague), "releases", mine.keyid[:8]) == ()
     assert role_of(change.state(), "releases").keyids == [colleague.keyid]
     assert repository.publish(bundles["second"]).missing == ()
+    assert clean(repository)
+
+
+def test_two_people_change_the_root(repository: TestRepository, reader: Reader) -> None:
+    change, second, third = repository.repository, repository.keys.generate(), repository.keys.generate()
+    here = repository.keys.only(*(key for keys in repository.role_keys.values() for key in keys))
+    assert add_key(change, here, "root", second) == ()
+    assert [each.role for each in change_threshold(change, here, "root", 2)] == ["root"]
+    assert describe_pending(change)[0] == "root: 2 of 2 keys must sign, not 1"
+    assert change.state().root.version == 2
+    sign_pending(change, repository.keys.only(second))
+    assert sign_pending(change, here)[1] == ()
+    assert change.state().root.version == 3
+    missing = add_key(change, here, "timestamp", third)
+    assert [(each.role, each.count, each.key_ids) for each in missing] == [("root", 1, (second.keyid,))]
+    assert describe_pending(change)[0] == f"timestamp: the key {third.keyid[:16]} may sign"
+    assert sign_pending(change, repository.keys)[1] == ()
+    assert describe_pending(change) == []
+    assert reader.target(RELEASE) is not None
     assert clean(repository)
 
 

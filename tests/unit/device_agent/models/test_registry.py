@@ -63,7 +63,13 @@ class Loader:
         self.running = self.most_running = 0
 
     def __call__(
-        self, path: Path, config: AgentConfig, *, taken_bytes: int = 0, beside: str | None = None
+        self,
+        path: Path,
+        config: AgentConfig,
+        *,
+        taken_bytes: int = 0,
+        beside: str | None = None,
+        gently: bool = False,
     ) -> FakeModel:
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,8 +78,8 @@ class Clock:
         self.time += seconds
 
 
-def downloader(source: Script, clock: Clock | None = None, **settings: object) -> Downloader:
-    config = UpdateConfig(**settings)  # type: ignore[arg-type]
+def downloader(source: Script, clock: Clock | None = None, **settings: Any) -> Downloader:
+    config = UpdateConfig(**settings)
     return Downloader(source, config, Disk(), timing=(clock or Clock()).timing)
 
 

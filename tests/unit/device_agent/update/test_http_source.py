@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import re
+import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from urllib3 import exceptions as http_errors
@@ -186,6 +189,21 @@ def test_failures_say_what_the_system_said() -> None:
     assert "the connection broke; found what is no HTTP" in str(of_exception(strange, URL, "host"))
 
 
+def test_each_failure_of_the_network_says_what_to_do() -> None:
+    connection: Any = None
+    unknown = socket.gaierror(-2, "Name or service not known")
+    for raised, words in (
+        (http_errors.NameResolutionError("host", connection, unknown), "the name host is not known.*DNS server"),
+        (http_errors.ConnectTimeoutError(connection, "timed out"), "host does not answer.*firewalls"),
+        (http_errors.ReadTimeoutError(connection, URL, "timed out"), r"the server is silent.*update\.stall_seconds"),
+        (http_errors.EmptyPoolError(connection, "no place"), "all connections to the server are in use"),
+        (http_errors.ProxyError("no", ConnectionRefusedError(111, "Connection refused")), r"refused.*update\.proxy"),
+    ):
+        error = of_exception(raised, URL, "host")
+        assert isinstance(error, TemporaryError)
+        assert re.search(words, str(error))
+
+
 def test_a_handshake_that_is_cut_may_go_better_next_time() -> None:
     cut = http_errors.SSLError(ssl.SSLEOFError(8, "EOF occurred in violation of protocol"))
     assert isinstance(of_exception(cut, URL, "host"), TemporaryError)
@@ -354,14 +372,14 @@ def test_origins() -> None:
     assert len({origin_of(url) for url in ("https://host/", "http://host/", "https://host:444/", "https://b/")}) == 4
 
 
-def source(url: str = "https://host/", **settings: object) -> HttpSource:
-    return HttpSource(url, UpdateConfig(**settings))  # type: ignore[arg-type]
+def source(url: str = "https://host/", **settings: Any) -> HttpSource:
+    return HttpSource(url, UpdateConfig(**settings))
 
 
 def test_files_of_the_settings_that_cannot_be_used_are_told_at_once(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_bytes(b"")
-    for settings, words in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"ca_file": tmp_path / "missing"}, r"update\.ca_file.*No such file"),
         ({"ca_file": empty}, r"update\.ca_file.*PEM"),
         ({"client_certificate": empty}, "both client_certificate and client_key"),
@@ -369,7 +387,8 @@ def test_files_of_the_settings_that_cannot_be_used_are_told_at_once(tmp_path: Pa
         ({"client_certificate": empty, "client_key": empty}, r"update\.client_certificate.*PEM"),
         ({"token_file": tmp_path / "missing"}, r"update\.token_file.*No such file"),
         ({"token_file": empty}, r"update\.token_file.*holds no token"),
-    ):
+    )
+    for settings, words in cases:
         with pytest.raises(UsageError, match=words):
             source(**settings)
 

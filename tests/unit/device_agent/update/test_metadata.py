@@ -176,7 +176,7 @@ def test_an_expired_root_is_fine_if_the_repository_has_a_newer_one(
     with caplog.at_level(logging.WARNING):
         device = Device(tmp_path, repository, times)
     assert "the pinned root expired on 2027-06-01" in caplog.text
-    with pytest.raises(UntrustedError, match="root has expired.*2027-06-01.*the system clock is wrong"):
+    with pytest.raises(UntrustedError, match=r"root has expired.*2027-06-01.*the system clock is wrong"):
         device.refresh()
     repository.now += timedelta(days=400)
     repository.publish("root")
@@ -333,7 +333,7 @@ def test_one_damaged_file_does_not_let_the_repository_go_back(
     new = dict(repository.files)
     repository.files.clear()
     repository.files.update(old)
-    with pytest.raises(UntrustedError, match="older|version"):
+    with pytest.raises(UntrustedError, match=r"older|version"):
         device.refresh()
     repository.files.update(new)
     assert everything(device) == (b'{"channel": 1}', b'{"release": 1}')
@@ -394,5 +394,5 @@ def test_what_was_accepted_before_a_failure_is_remembered(device: Device, reposi
 
 def test_a_repository_without_a_timestamp_may_be_at_another_address(device: Device, repository: Simulator) -> None:
     repository.files.clear()
-    with pytest.raises(FetchError, match="no timestamp.*repository's address"):
+    with pytest.raises(FetchError, match=r"no timestamp.*repository's address"):
         device.refresh()

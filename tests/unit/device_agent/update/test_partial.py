@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from device_agent.slots.disk import Disk
+from device_agent.update import partial
 from device_agent.update.partial import NOTE_BYTES, NOTE_SECONDS, Note, PartialFile, note_of
 from edgeonnx.errors import NoSpaceError, StateError
+from tests.support.recording import Crash, Model, RecordingDisk, build, crashes, signature
 
 PATH = "blobs/sha256/ab/x.zst"
 TAG = '"v1"'
@@ -110,6 +113,68 @@ def test_a_folder_in_the_place_of_the_part_or_its_note_is_removed(part: Path) ->
     (part / "sub").mkdir(parents=True)
     note_of(part).mkdir()
     assert position_after_opening(part) == 0
+
+
+OLD, NEW = bytes(range(1, 200)) * 6, bytes(range(200, 0, -1)) * 6
+STATES = {'"old"': OLD, '"new"': NEW}
+
+
+def download(disk: Disk, part: Path, validator: str, end: int) -> None:
+    """One run of a download up to a byte, in pieces of 150, as the downloader drives it."""
+    data = STATES[validator]
+    with PartialFile(part, PATH, disk) as file:
+        offset = file.position if file.validator == validator else 0
+        file.begin(validator=validator, offset=offset)
+        for at in range(offset, end, 150):
+            file.write(data[at : min(end, at + 150)], now=0.0)
+        if end == len(data):
+            file.finish()
+        else:
+            file.keep()
+
+
+@pytest.mark.parametrize("before", ["nothing", "part", "note", "part of another state", "short part", "torn note"])
+def test_no_power_cut_makes_a_wrong_part_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    """Every prefix of a run's operations, with what was not synced lost, torn, zero or reordered."""
+    monkeypatch.setattr(partial, "NOTE_BYTES", 400)
+    root = tmp_path / "disk"
+    root.mkdir()
+    part = root / "x.part"
+    if before in ("part", "torn note"):
+        part.write_bytes(bytes(1000))
+    if before in ("note", "short part"):
+        note_of(part).write_bytes(Note(path=PATH, validator='"new"', synced=300).to_bytes())
+    if before == "short part":
+        part.write_bytes(NEW[:200])
+    if before == "part of another state":
+        leave(part, OLD[:700], validator='"old"')
+    if before == "torn note":
+        note_of(part).write_bytes(b"{")
+    model, disk = Model(root), RecordingDisk(root)
+    download(disk, part, '"new"', 700)
+    download(disk, part, '"old"', 500)
+    download(disk, part, '"new"', len(NEW))
+    revived = Crash(
+        name="what was removed is back, zeros",
+        keeps=lambda number: disk.operations[number].kind != "unlink",
+        data=lambda data: bytes(len(data)),
+    )
+    chance, tried = random.Random(5), set()
+    for number, operation in enumerate([None, *disk.operations]):
+        if operation is not None:
+            model.apply(operation)
+        for crash in [*crashes(chance, number, wild=2), revived]:
+            left = model.after(crash)
+            if (mark := signature(left)) in tried:
+                continue
+            tried.add(mark)
+            folder = tmp_path / str(len(tried))
+            build(left, folder)
+            with PartialFile(folder / "x.part", PATH, Disk()) as file:
+                found = (folder / "x.part").read_bytes()
+                expected = STATES[file.validator][: file.position] if file.validator else b""
+                assert found == expected, f"{crash.name} after {operation}"
+    assert len(tried) > 80
 
 
 class Recording(Disk):

@@ -1,0 +1,303 @@
+"""Power cuts and full disks at every write of an update: a verified bundle serves at once, and a later update finishes.
+
+This is the short form; `bench/power_cuts.py` goes through all points. The seed is that of the day's run: a failure
+prints it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from device_agent.slots.disk import Disk
+from device_agent.slots.store import Store
+from edgeonnx.errors import NoSpaceError, StateError
+from tests.support import crash
+from tests.support.crash import STAGES, World, memory_folder, quiet
+from tests.support.faulty import CountingDisk, FaultyDisk
+from tests.support.installed import tree
+from tests.support.kills import spread
+from tests.support.recording import (
+    Crash,
+    File,
+    Folder,
+    Link,
+    Model,
+    Operation,
+    RecordingDisk,
+    build,
+    crash_states,
+    signature,
+)
+
+SEED = int(os.environ.get("EDGEONNX_CRASH_SEED", "20261130"))
+NOTHING = Crash(name="nothing", keeps=lambda _: False, data=lambda _: None)
+NAMES = Crash(name="names", keeps=lambda _: True, data=lambda _: None)
+EVERYTHING = Crash(name="everything", keeps=lambda _: True, data=lambda data: data)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    quiet()
+    with memory_folder() as folder:
+        yield World(folder)
+
+
+# The model of the disk.
+
+
+def left(folder: Path, work: Callable[[Disk], None], crash: Crash) -> dict[str, bytes | str]:
+    """What a crash after some work leaves, as names and contents."""
+    model, disk = Model(folder), RecordingDisk(folder)
+    work(disk)
+    for operation in disk.operations:
+        model.apply(operation)
+    build(model.after(crash), folder / "after")
+    return tree(folder / "after")
+
+
+def test_what_was_not_synced_may_be_lost_or_torn(tmp_path: Path) -> None:
+    def work(disk: Disk) -> None:
+        descriptor = disk.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+        disk.write_all(descriptor, b"synced")
+        disk.sync(descriptor)
+        disk.sync_folder(tmp_path)
+        disk.write_all(descriptor, b" and not")
+        disk.close(descriptor)
+
+    torn = Crash(name="torn", keeps=lambda _: False, data=lambda data: data[:3])
+    for crash_, content in ((NOTHING, b"synced"), (EVERYTHING, b"synced and not"), (torn, b"synced an")):
+        assert left(tmp_path, work, crash_) == {"file": content}
+        shutil.rmtree(tmp_path / "after")
+        (tmp_path / "file").unlink()
+
+
+def test_a_synced_file_in_a_folder_that_is_not_synced_may_have_no_name(tmp_path: Path) -> None:
+    assert left(tmp_path, lambda disk: disk.create(tmp_path / "file", [b"x"]), NOTHING) == {}
+    shutil.rmtree(tmp_path / "after")
+    (tmp_path / "file").unlink()
+    assert left(tmp_path, lambda disk: disk.replace(tmp_path / "file", b"x"), NOTHING) == {"file": b"x"}
+
+
+def test_a_rename_without_data_shows_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "name").write_bytes(b"old")
+
+    def work(disk: Disk) -> None:
+        descriptor = disk.open(tmp_path / "beside", os.O_WRONLY | os.O_CREAT)
+        disk.write_all(descriptor, b"new")
+        disk.close(descriptor)
+        disk.rename(tmp_path / "beside", tmp_path / "name")
+
+    assert left(tmp_path, work, NAMES) == {"name": b""}
+
+
+def test_a_rename_between_folders_may_lose_both_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "file").write_bytes(b"x")
+    only_loss = Crash(name="loss", keeps=lambda number: False, data=lambda _: None)
+
+    def work(disk: Disk) -> None:
+        disk.rename(tmp_path / "a" / "file", tmp_path / "b" / "file")
+        disk.sync_folder(tmp_path / "a")
+
+    assert left(tmp_path, work, only_loss) == {"a": "/", "b": "/"}
+
+
+def test_folders_links_and_hard_links(tmp_path: Path) -> None:
+    def work(disk: Disk) -> None:
+        disk.make_folder(tmp_path / "one")
+        disk.create(tmp_path / "one" / "file", [b"x"])
+        disk.link(tmp_path / "one" / "file", tmp_path / "second")
+        disk.symlink("one", tmp_path / "link")
+        disk.mkdir(tmp_path / "gone")
+        disk.rmdir(tmp_path / "gone")
+
+    assert left(tmp_path, work, EVERYTHING) == {"one": "/", "one/file": b"x", "second": b"x", "link": "-> one"}
+    assert os.path.samefile(tmp_path / "after" / "one" / "file", tmp_path / "after" / "second")
+    shutil.rmtree(tmp_path / "after")
+    for name in ("second", "link"):
+        (tmp_path / name).unlink()
+    shutil.rmtree(tmp_path / "one")
+    assert left(tmp_path, work, NOTHING) == {"one": "/"}
+
+
+def test_equal_trees_have_one_signature() -> None:
+    file = File(data=b"x")
+    one = Folder(names={"a": file, "b": file, "c": Link("a")})
+    assert signature(one) == signature(Folder(names={"c": Link("a"), "b": file, "a": file}))
+    assert signature(one) != signature(Folder(names={"a": file, "b": File(data=b"x"), "c": Link("a")}))
+
+
+# Power cuts.
+
+
+def recorded(world: World, number: int, kind: type[RecordingDisk] = RecordingDisk) -> list[Operation]:
+    device = world.device(number)
+    disk = kind(device)
+    world.run(STAGES[number], device, disk)
+    shutil.rmtree(device)
+    return disk.operations
+
+
+def cut(world: World, number: int, left_over: Folder) -> None:
+    """Start a device from what a crash left."""
+    device = world.place()
+    build(left_over, device)
+    try:
+        world.recover(number, device)
+    finally:
+        shutil.rmtree(device)
+
+
+@pytest.mark.parametrize("number", range(len(STAGES)), ids=[stage.name for stage in STAGES])
+def test_what_any_power_cut_leaves_serves_and_is_updated(world: World, number: int) -> None:
+    rng = random.Random(SEED + number)
+    states = list(crash_states(world.before[number], recorded(world, number), rng))
+    assert len(states) > 150
+    for place, name, left_over in spread(states, 10, rng):  # type: ignore[misc]
+        try:
+            cut(world, number, left_over)
+        except Exception as error:
+            error.add_note(f"seed {SEED}, stage {STAGES[number].name}, after {place} operations: {name}")
+            raise
+
+
+class ForgetsFiles(RecordingDisk):
+    """A disk whose programmer forgot to sync files before they are renamed."""
+
+    def sync(self, descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            super().sync(descriptor)
+
+
+class ForgetsFolders(RecordingDisk):
+    """A disk whose programmer forgot to sync folders after a rename."""
+
+    def sync(self, descriptor: int) -> None:
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            super().sync(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(ForgetsFiles, "not what its name says|went back|damaged"), (ForgetsFolders, "nothing serves|damaged")],
+    ids=["files", "folders"],
+)
+def test_a_disk_that_forgets_to_sync_is_found_out(world: World, kind: type[RecordingDisk], said: str) -> None:
+    states = list(crash_states(world.before[1], recorded(world, 1, kind), random.Random(SEED)))
+    with pytest.raises(AssertionError, match=said):
+        for _, _, left_over in reversed(states):
+            device = world.place()
+            build(left_over, device)
+            world.start(1, device)
+            shutil.rmtree(device)
+
+
+def killed(way: str, most: int) -> int:
+    """How many update processes were killed and recovered, in a process of its own: it forks."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.kills", way, str(most), str(SEED)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, f"seed {SEED}: {done.stderr[-3000:]}"
+    return sum(json.loads(done.stdout).values())
+
+
+def test_a_process_that_is_killed_at_an_operation_leaves_a_device_that_serves_and_is_updated() -> None:
+    assert killed("disk", 12) == 12
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_process_that_is_killed_at_a_system_call_leaves_a_device_that_serves_and_is_updated() -> None:
+    assert killed("strace", 5) >= 4
+
+
+# Full and failing disks.
+
+
+def operations(world: World, number: int) -> int:
+    device, disk = world.device(number), CountingDisk()
+    world.run(STAGES[number], device, disk)
+    shutil.rmtree(device)
+    return disk.count
+
+
+FAULTS = (
+    dict(number=errno.ENOSPC, lasting=True),
+    dict(number=errno.ENOSPC, short=True),
+    dict(number=errno.EDQUOT, lasting=True),
+    dict(number=errno.EIO),
+    dict(number=errno.EROFS, lasting=True),
+)
+
+
+def test_an_update_on_a_disk_that_fails_at_some_operation_refuses_and_a_later_one_finishes(world: World) -> None:
+    rng, refused = random.Random(SEED), 0
+    points = [(number, at) for number in range(len(STAGES)) for at in range(1, operations(world, number) + 1)]
+    for index, (number, at) in enumerate(spread(points, 15, rng)):  # type: ignore[misc]
+        fault = FAULTS[index % len(FAULTS)]
+        try:
+            device, said = world.faulty(number, FaultyDisk(at, **fault))  # type: ignore[arg-type]
+            full = fault["number"] in (errno.ENOSPC, errno.EDQUOT)
+            assert said is None or isinstance(said, NoSpaceError if full else StateError)
+            refused += said is not None
+            world.recover(number, device)
+        except Exception as error:
+            error.add_note(f"seed {SEED}, stage {STAGES[number].name}, operation {at}: {fault}")
+            raise
+        shutil.rmtree(device)
+    assert refused > 5
+
+
+def test_a_disk_that_is_full_from_the_start_refuses_and_the_active_version_serves(world: World) -> None:
+    device, said = world.faulty(1, FaultyDisk(1, lasting=True))
+    assert isinstance(said, NoSpaceError)
+    assert "make room" in str(said)
+    assert Store(device / "state").read_state(crash.MODEL).active == Store(world.before[1] / "state").read_state(
+        crash.MODEL
+    ).active
+    shutil.rmtree(device)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system with little room."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192k", "none", tmp_path], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def test_a_real_file_system_that_is_full(world: World, small_disk: Path) -> None:
+    world.run(STAGES[0], small_disk)
+    ballast = small_disk / "ballast"
+    refused = 0
+    for spare in (0, 1, 2, 3, 4, 6, 8, 12):
+        status = os.statvfs(small_disk)
+        ballast.write_bytes(bytes(max(0, status.f_bavail - spare) * status.f_frsize))
+        try:
+            world.run(STAGES[1], small_disk, Disk())
+        except (NoSpaceError, StateError):
+            refused += 1
+        ballast.unlink()
+        world.start(1, small_disk)
+    assert refused >= 2
+    world.recover(1, small_disk)
