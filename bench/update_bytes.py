@@ -45,7 +45,7 @@ WORK = Path(__file__).resolve().parents[1] / ".work" / "finetune"
 STEPS = 250
 RATE = 2e-5
 HEAD_RATE = 1e-3
-"""The head of the fine-tune starts from noise and is thrown away: it learns fast, so that the steps go to the encoder."""
+"""The head of the fine-tune starts from noise and is thrown away: it learns fast, and the steps go to the encoder."""
 MEASURED_TEXTS = 2000
 HEAD_TEXTS = (2000, 4000)
 """Texts that the first and the second head of the frozen encoder are trained on."""
@@ -78,7 +78,7 @@ class Update:
     metadata: int
 
     def fetched(self, folder: Path, part: str) -> tuple[int, int]:
-        """Bytes that a device fetches which holds that part of the old bundle, and those of the part compressed whole."""
+        """Bytes that a device fetches which holds a part of the old bundle, and those of the new part, compressed."""
         has, wants = parts(self.old)[part], parts(self.new)[part]
         whole = {digest: (folder / blob_path(digest)).stat().st_size for digest in wants}
         lacks = {digest: whole[digest] for digest in wants - has}
@@ -213,6 +213,10 @@ def build(source: Path, name: str, version: str, base: Bundle | None = None, *, 
 
 def train_all() -> tuple[Path, list[Path]]:
     """The fine-tuned model and the two classifiers; what is there already is taken."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     fine_tuned = WORK / "minilm-sentiment"
     if not fine_tuned.is_dir():
         print(f"training all weights for {STEPS} steps ...", flush=True)

@@ -120,15 +120,17 @@ class Swap:
     seconds: float
 
 
-def swap(store: Store, model: str, release: Installed, url: str) -> Swap:
-    """Have a release swapped in, and wait for it."""
+def swap(store: Store, model: str, release: Installed, agent: httpx.Client) -> Swap:
+    """Have a release swapped in, and wait for it. Nothing is asked of the agent meanwhile but by the client."""
     prove(store, model, release)
-    while store.read_state(model).active != release:
-        time.sleep(0.01)
-    began = (store.model(model) / "state.json").stat().st_mtime
+    file = store.model(model) / "state.json"
+    written = file.stat().st_mtime_ns
+    while file.stat().st_mtime_ns == written:
+        time.sleep(0.02)
+    began = file.stat().st_mtime
     while True:
-        time.sleep(0.5)
-        (view,) = httpx.get(f"{url}/status.json", timeout=10).json()["models"]
+        time.sleep(1.0 + SETTLED_SECONDS)
+        (view,) = agent.get("/status.json").json()["models"]
         if view["version"] == release.version:
             return Swap(began=began, seconds=view["loaded_at"] - began)
 
@@ -177,14 +179,14 @@ def main() -> None:
         settings = Path(folder) / "agent.toml"
         settings.write_text("[update]\ninterval_seconds = 0\n", encoding="utf-8")
         arguments = ("--config", str(settings), "--state-dir", str(store.root), "--log-level", "warning")
-        with Agent(arguments=arguments) as agent:
+        with Agent(arguments=arguments) as agent, httpx.Client(base_url=agent.url, timeout=10) as asking:
             seconds = (options.swaps + 1) * (PAUSE_SECONDS + 1.0)
             command = [sys.executable, __file__, "--client", agent.address, model, str(options.rate), str(seconds)]
             loading = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             time.sleep(PAUSE_SECONDS)
             swaps = []
             for number in range(options.swaps):
-                swaps.append(swap(store, model, releases[(number + 1) % 2], agent.url))
+                swaps.append(swap(store, model, releases[(number + 1) % 2], asking))
                 time.sleep(max(0.0, swaps[-1].began + PAUSE_SECONDS - time.time()))
             output, _ = loading.communicate(timeout=seconds + 60)
             answers = [Answer(due=due, seconds=took, status=status) for due, took, status in json.loads(output)]

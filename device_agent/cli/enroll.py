@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from device_agent.cli.options import Config
-from device_agent.cli.states import StateDir, chosen_store, complain, prepare
+from device_agent.cli.states import Config, StateDir, chosen_store, complain, prepare
 from edgeonnx.errors import EdgeOnnxError
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from device_agent.cli.options import Config
-from device_agent.cli.states import StateDir
+from device_agent.cli.states import Config, StateDir
 from device_agent.cli.update import DryRun, Json, Once, carry_out
 
 

@@ -82,9 +82,11 @@ def needed_verbs(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def __getattr__(name: str) -> Any:
-    """`app`: the whole command line, made when somebody asks for it."""
+    """What is made or imported only when somebody asks for it: the whole command line as `app`."""
     if name == "app":
         return make_app()
+    if name == "process_age":
+        return importlib.import_module("device_agent.cli.serve").process_age
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from device_agent.cli.options import Config
-from device_agent.cli.states import Model, StateDir, chosen_store, complain, one_model, prepare, tell
+from device_agent.cli.states import Config, Model, StateDir, chosen_store, complain, one_model, prepare, tell
 from edgeonnx.errors import EdgeOnnxError, UsageError
 
 

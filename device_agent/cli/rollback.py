@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from device_agent.cli.options import Config
-from device_agent.cli.states import StateDir, chosen_store, complain, effective_time, one_model, prepare, tell
+from device_agent.cli.states import Config, StateDir, chosen_store, complain, effective_time, one_model, prepare, tell
 from edgeonnx.errors import EdgeOnnxError, StateError
 
 

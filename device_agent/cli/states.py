@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from device_agent.slots.states import AttemptState
     from device_agent.slots.store import Store
 
+# As in `device_agent.cli.options`, which would import every setting and make an option of it.
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read settings from this file.", metavar="FILE")]
 StateDir = Annotated[
     Path | None,
     typer.Option(

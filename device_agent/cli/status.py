@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from device_agent.cli.options import Config
-from device_agent.cli.states import StateDir, chosen_store, complain, effective_time, prepare, shown_state
+from device_agent.cli.states import Config, StateDir, chosen_store, complain, effective_time, prepare, shown_state
 from edgeonnx.errors import EdgeOnnxError, NotEnrolledError, printable
 
 if TYPE_CHECKING:

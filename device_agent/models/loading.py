@@ -196,9 +196,7 @@ def load_model(
 
 @dataclass(frozen=True)
 class _Around:
-    """What is known before a model is loaded: the clock, the memory before, the room, what it will replace, and what
-    runs at the usual priority.
-    """
+    """What a load stands in: the clock, the memory before, the room, what it will replace, the usual priority."""
 
     steps: _Steps
     before: Usage | None

@@ -17,7 +17,6 @@ from device_agent.slots.state import Installed, SlotState, begin, step
 from device_agent.slots.states import AttemptState
 from device_agent.update.journal import change_state
 from device_agent.update.policy import Action, Decision, Situation, decide
-from device_agent.update.trial import Kind
 from edgeonnx.errors import (
     CandidateError,
     EdgeOnnxError,
@@ -238,6 +237,8 @@ class Updater:
 
     def _prove(self, state: SlotState) -> SlotState:
         """Load the candidate until it gave its golden answers, or its tries are over."""
+        from device_agent.update.trial import Kind
+
         parts = self._parts
         attempt = state.running
         while attempt is not None:

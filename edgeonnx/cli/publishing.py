@@ -68,6 +68,7 @@ def publish(
 
     share = parse_share(rollout, where="--rollout")
     store = open_keys(keys, Passphrase(file=passphrase_file), repo)
+    store.unlock()
     with Stages(quiet=quiet or as_json) as stages:
         begun = time.monotonic()
         stages.started("blobs", "compressing what the repository lacks")

@@ -60,12 +60,11 @@ def keep_scales(largest: Float, own: Float, limit: int, earlier: Float) -> Float
         largest: Largest magnitude per channel, float32 (outputs,).
         own: The scale that each channel would get by itself, float32 (outputs,).
         limit: Largest magnitude of a quantized element.
-        earlier: float32 (outputs,). What is not positive and finite is never kept.
+        earlier: float32 (outputs,). What is no scale (zero, negative, not finite) fits nothing.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         steps = largest / earlier
-    usable = np.isfinite(earlier) & (earlier > 0)
-    fits = usable & (steps <= limit + MOST_CLIPPED) & (steps >= LEAST_USED * limit)
+    fits = (steps <= limit + MOST_CLIPPED) & (steps >= LEAST_USED * limit)
     return np.where(fits, earlier, own).astype(np.float32)
 
 

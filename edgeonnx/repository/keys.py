@@ -103,6 +103,12 @@ class FileKeys:
             self._signers[key.keyid] = self._load(found, key)
         return self._signers[key.keyid]
 
+    def unlock(self) -> None:
+        """Ask for the passphrases of all folders with encrypted keys now, before a live display has the terminal."""
+        for file in self.files():
+            if b"ENCRYPTED" in self._read(file):
+                self._passphrase_of(file.path.parent)
+
     def files(self) -> Iterable[KeyFile]:
         """All private keys, in the order of the folders and of their names."""
         for folder in self.folders:
@@ -144,20 +150,7 @@ class FileKeys:
         return self._known[folder]
 
     def _load(self, file: KeyFile, key: SSlibKey) -> CryptoSigner:
-        where = str(file.path)
-        try:
-            mode = file.path.stat().st_mode
-            pem = file.path.read_bytes()
-        except OSError as error:
-            raise KeyStoreError("the key cannot be read", where=where, found=error.strerror or str(error)) from None
-        if stat.S_IMODE(mode) & 0o077:
-            raise KeyStoreError(
-                "others can read the private key",
-                where=where,
-                expected="mode 0600",
-                found=f"mode {stat.S_IMODE(mode):04o}",
-                hint=f"chmod 600 {where}; if others may have read it, replace it with `edgeonnx repo keys rotate`",
-            )
+        pem = self._read(file)
         passphrase = self._passphrase_of(file.path.parent) if b"ENCRYPTED" in pem else None
         try:
             private = load_pem_private_key(pem, passphrase)
@@ -165,11 +158,29 @@ class FileKeys:
         except (ValueError, TypeError, UnsupportedAlgorithm, SigningError) as error:
             raise KeyStoreError(
                 "the private key cannot be used",
-                where=where,
+                where=str(file.path),
                 expected=f"the {file.role} key {key.keyid[:ID_LENGTH]}, under the passphrase that was given",
                 found=first_line(error),
                 hint="check EDGEONNX_PASSPHRASE or --passphrase-file",
             ) from None
+
+    def _read(self, file: KeyFile) -> bytes:
+        """A private key's file, which must be for its owner alone."""
+        where = str(file.path)
+        try:
+            mode = stat.S_IMODE(file.path.stat().st_mode)
+            pem = file.path.read_bytes()
+        except OSError as error:
+            raise KeyStoreError("the key cannot be read", where=where, found=error.strerror or str(error)) from None
+        if mode & 0o077:
+            raise KeyStoreError(
+                "others can read the private key",
+                where=where,
+                expected="mode 0600",
+                found=f"mode {mode:04o}",
+                hint=f"chmod 600 {where}; if others may have read it, replace it with `edgeonnx repo keys rotate`",
+            )
+        return pem
 
 
 def check_passphrase(passphrase: bytes | None) -> bytes | None:

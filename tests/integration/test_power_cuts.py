@@ -1,7 +1,7 @@
 """Power cuts and full disks at every write of an update: a verified bundle serves at once, and a later update finishes.
 
-This is the short form; `bench/power_cuts.py` goes through all points. The seed is that of the day's run: a failure
-prints it.
+This is the short form, at points that chance chose; `bench/power_cuts.py` goes through all of them. Another seed
+(EDGEONNX_CRASH_SEED) chooses others; a failure tells the seed and the point.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,7 +205,12 @@ def test_a_disk_that_forgets_to_sync_is_found_out(world: World, kind: type[Recor
 
 
 def killed(way: str, most: int) -> int:
-    """How many update processes were killed and recovered, in a process of its own: it forks."""
+    """How many update processes were killed and recovered."""
+    return sum(told(way, most).values())
+
+
+def told(way: str, most: int) -> Any:
+    """What `tests.support.kills` tells; in a process of its own, because it forks."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.kills", way, str(most), str(SEED)],
         capture_output=True,
@@ -213,7 +219,7 @@ def killed(way: str, most: int) -> int:
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, f"seed {SEED}: {done.stderr[-3000:]}"
-    return sum(json.loads(done.stdout).values())
+    return json.loads(done.stdout)
 
 
 def test_a_process_that_is_killed_at_an_operation_leaves_a_device_that_serves_and_is_updated() -> None:
@@ -223,6 +229,16 @@ def test_a_process_that_is_killed_at_an_operation_leaves_a_device_that_serves_an
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_a_process_that_is_killed_at_a_system_call_leaves_a_device_that_serves_and_is_updated() -> None:
     assert killed("strace", 5) >= 4
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_the_command_itself_may_be_killed_while_it_updates() -> None:
+    assert killed("command", 1) == 1
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_nothing_is_written_around_the_disk() -> None:
+    assert told("around", 0) == []
 
 
 # Full and failing disks.
@@ -266,9 +282,10 @@ def test_a_disk_that_is_full_from_the_start_refuses_and_the_active_version_serve
     device, said = world.faulty(1, FaultyDisk(1, lasting=True))
     assert isinstance(said, NoSpaceError)
     assert "make room" in str(said)
-    assert Store(device / "state").read_state(crash.MODEL).active == Store(world.before[1] / "state").read_state(
-        crash.MODEL
-    ).active
+    assert (
+        Store(device / "state").read_state(crash.MODEL).active
+        == Store(world.before[1] / "state").read_state(crash.MODEL).active
+    )
     shutil.rmtree(device)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -395,6 +398,33 @@ def test_without_a_clock_only_the_dates_are_left_out(server: Nginx, certificates
         loader(url(server, "other"), ca_file=authority, check_times=False).read("timestamp.json", limit=1000)
     with pytest.raises(FetchError, match="no authority"):
         loader(url(server, "young"), ca_file=certificates / "stranger.pem", check_times=False).read("x", limit=1000)
+
+
+IN_1970 = """
+import sys
+from pathlib import Path
+from device_agent.config import UpdateConfig
+from device_agent.update.sources.factory import open_source
+settings = UpdateConfig(ca_file=Path("{authority}"))
+source = open_source("{url}", settings, check_times=sys.argv[1] == "check")
+with source.open("timestamp.json") as body:
+    print(sum(map(len, body.pieces)))
+"""
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
+def test_a_device_whose_clock_is_in_1970(server: Nginx, certificates: Path) -> None:
+    """It is told what is wrong; where the caller knows, nothing is wrong, and no library complains."""
+    script = IN_1970.format(url=url(server, "tls"), authority=certificates / "authority.pem")
+    command = ["faketime", "-m", "-f", "@1970-01-02 00:00:00", sys.executable, "-c", script]
+    environment = {**os.environ, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    for argument, code, out, words in (("ignore", 0, "280\n", ""), ("check", 1, "", "clock says 1970-01-02")):
+        done = subprocess.run(
+            [*command, argument], capture_output=True, text=True, env=environment, timeout=30, check=False
+        )
+        assert (done.returncode, done.stdout) == (code, out), done.stderr
+        assert words in done.stderr
+        assert "Warning" not in done.stderr
 
 
 def test_a_redirect_out_of_tls_is_refused(server: Nginx, certificates: Path) -> None:

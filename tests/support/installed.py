@@ -1,4 +1,4 @@
-"""A state directory with installed bundles, without a repository: contents, slots and state as an update leaves them."""
+"""A state directory with installed bundles, without a repository: contents, slots and states as updates leave them."""
 
 from __future__ import annotations
 
@@ -54,13 +54,18 @@ def install(store: Store, *bundles: Path) -> SlotState:
     return store.write_state(replace(state, sequence=before.sequence if before else 0))
 
 
+def names(folder: Path) -> list[str]:
+    """The names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 def tree(folder: Path) -> dict[str, bytes | str]:
     """Everything below a folder: contents of files, targets of links, `/` for folders."""
     found: dict[str, bytes | str] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
+            found[name] = f"-> {path.readlink()}"
         else:
             found[name] = "/" if path.is_dir() else path.read_bytes()
     return found

@@ -19,11 +19,16 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from device_agent.slots.disk import Disk
+from device_agent.slots.store import Store
+from device_agent.update.enrollment import read_enrollment, write_enrollment
 from tests.support.crash import STAGES, World, memory_folder, quiet
 from tests.support.faulty import CountingDisk, KillingDisk
+from tests.support.installed import QuickDisk
+from tests.support.recording import RecordingDisk
 
 CALLS = (
     "openat,write,pwrite64,writev,fsync,fdatasync,ftruncate,truncate,rename,renameat,renameat2,link,linkat,symlink,"
@@ -139,16 +144,95 @@ def by_strace(world: World, most: int, rng: random.Random) -> Iterator[tuple[int
             yield number, f"{name} {at}"
 
 
-WAYS = {"disk": by_disk, "strace": by_strace}
+def by_command(world: World, most: int, rng: random.Random) -> Iterator[tuple[int, str]]:
+    """Kill `edgeonnx-agent update --once`, with its real candidate process, at calls that make names or make them durable.
+
+    Yields:
+        As `by_disk`.
+    """
+    log = world.folder / "strace.log"
+    for _ in range(most):
+        name, at = rng.choice(
+            (("fsync", rng.randint(1, 30)), ("rename", rng.randint(1, 12)), ("link", rng.randint(1, 10)))
+        )
+        device = world.device(1)
+        store = Store(device / "state", QuickDisk())
+        write_enrollment(store, replace(read_enrollment(store), url=(world.folder / "repository-1").as_uri()))
+        inject = ("-e", f"trace={name}", "-e", f"inject={name}:signal=SIGKILL:when={at}")
+        update = (sys.executable, "-m", "device_agent.cli.main", "update", "--once", "--state-dir", str(store.root))
+        done = subprocess.run(
+            ["strace", "-f", "-q", "-o", str(log), *inject, *update],
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        killed = "killed by SIGKILL" in log.read_text(errors="replace")
+        assert killed or done.returncode == 0, done.stderr
+        world.recover(1, device)
+        shutil.rmtree(device)
+        if killed:
+            yield 1, f"{name} {at}"
+
+
+PATHS = {
+    "rename": "rename",
+    "renameat": "rename",
+    "renameat2": "rename",
+    "link": "link",
+    "linkat": "link",
+    "symlink": "symlink",
+    "symlinkat": "symlink",
+    "unlink": "unlink",
+    "unlinkat": "unlink",
+    "mkdir": "mkdir",
+    "mkdirat": "mkdir",
+    "rmdir": "rmdir",
+    "truncate": "truncate",
+    "openat": "open",
+    "open": "open",
+}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def around(world: World) -> list[str]:
+    """What an update writes to its state directory without its `Disk`: the kinds of operations that strace counts more
+    often than the `Disk` did.
+    """
+    log, noted = world.folder / "strace.log", world.folder / "noted.json"
+    device = world.device(1)
+
+    def work() -> None:
+        disk = RecordingDisk(device)
+        world.run(STAGES[1], device, disk)
+        kinds = (each.kind for each in disk.operations if each.kind != "open" or each.offset & WRITING)
+        noted.write_text(json.dumps(Counter(kinds)))
+
+    assert os.waitstatus_to_exitcode(traced(work, (), log)) == 0
+    seen: Counter[str] = Counter()
+    for line in log.read_text(errors="replace").splitlines():
+        found = WRITES.match(line)
+        if found is not None and str(device) in found.group(2) and found.group(1) in PATHS:
+            kind = PATHS[found.group(1)]
+            if kind != "open" or re.search("O_WRONLY|O_RDWR|O_CREAT", found.group(2)):
+                seen[kind] += 1
+    assert seen["rename"] > 10, "strace saw the update"
+    known = Counter(json.loads(noted.read_text()))
+    return [f"{kind}: {seen[kind]}, of which the disk knows {known[kind]}" for kind in seen if seen[kind] > known[kind]]
+
+
+WAYS = {"disk": by_disk, "strace": by_strace, "command": by_command}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`<way> <most> <seed>`: kill, recover, and print how often, by stage."""
+    """`<way> <most> <seed>`: kill, recover, and print how often, by stage. The way `around` kills nothing."""
     way, most, seed = arguments[0], int(arguments[1]), int(arguments[2])
     quiet()
     counts: Counter[str] = Counter()
     with memory_folder() as folder:
         world = World(folder)
+        if way == "around":
+            print(json.dumps(around(world)))
+            return 0
         for number, _ in WAYS[way](world, most, random.Random(seed)):
             counts[STAGES[number].name] += 1
     print(json.dumps(counts))

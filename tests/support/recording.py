@@ -46,7 +46,7 @@ class Operation:
         path: What it is about.
         other: The target of a rename or a link, or the text of a symbolic link.
         handle: Which opened file it is about; each opening has its own number.
-        offset: Where a write began, or the size of a truncation.
+        offset: Where a write began, the size of a truncation, or the flags of an opening.
         data: What was written.
     """
 
@@ -81,7 +81,7 @@ class RecordingDisk(Disk):
         with self._lock:
             descriptor = super().open(path, flags, mode)
             self._handles[descriptor] = self._next
-            self.operations.append(Operation(kind="open", path=self._name(path), handle=self._next))
+            self.operations.append(Operation(kind="open", path=self._name(path), handle=self._next, offset=flags))
             self._next += 1
             return descriptor
 
@@ -219,10 +219,7 @@ def crashes(rng: random.Random, last: int, *, wild: int = 1) -> list[Crash]:
         Crash(name="names with zeros", keeps=lambda _: True, data=lambda data: bytes(len(data))),
         Crash(name="everything", keeps=lambda _: True, data=lambda data: data),
         Crash(name="names in order, data torn", keeps=lambda number: number <= until, data=torn),
-        *(
-            Crash(name="each by chance", keeps=lambda _: rng.random() < 0.5, data=wild_data)
-            for _ in range(wild)
-        ),
+        *(Crash(name="each by chance", keeps=lambda _: rng.random() < 0.5, data=wild_data) for _ in range(wild)),
     ]
 
 

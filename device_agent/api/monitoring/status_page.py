@@ -15,6 +15,8 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
 
+from device_agent.api.monitoring.status_updates import updates_section
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -52,6 +54,7 @@ def render_page(status: Status) -> str:
         [
             _header(status),
             *(_model(model) for model in status.models),
+            "" if status.updates is None else updates_section(status.updates),
             _others(status.others),
             _agent(status),
         ]

@@ -80,9 +80,6 @@ class HttpSource:
         for _ in range(MAX_REDIRECTS + 1):
             with _explained(url, watch), watch.limit(settings.connect_seconds + settings.stall_seconds):
                 response = self._connections.get(url, headers)
-            if watch.expired:
-                _end(response)
-                raise _too_slow(url)
             if response.status in (200, 206, 416):
                 return response, url
             with watch.limit(settings.stall_seconds):
@@ -101,7 +98,7 @@ class HttpSource:
             watched = watch.limit(self._settings.stall_seconds) if chunked else contextlib.nullcontext()
             with _explained(url, watch), watched:
                 piece = response.read1(PIECE_BYTES, decode_content=False)
-            if watch.expired:
+            if watch.expired:  # the library takes an end in the length of a chunk for the end of the file
                 raise _too_slow(url)
             if not piece:
                 return

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from edgeonnx.pipeline.inspect import inspect
 from edgeonnx.pipeline.verify import verify
-from edgeonnx.spec.selection import NOT_HERE, DeviceProfile
-from tests.support.bundles import CPU, CPU_VARIANTS, make_bundle
+from edgeonnx.spec.selection import NOT_HERE
+from tests.support import cpus
+from tests.support.bundles import CPU_VARIANTS, make_bundle
 from tests.support.tamper import leave_out
 
-PROFILE = DeviceProfile(providers=(CPU,), architecture="x86_64", instruction_sets=frozenset({"avx512_vnni"}))
+PROFILE = cpus.profile_of("Ice Lake")
 
 
 def test_what_is_not_here_is_neither_replayed_nor_inspected(tmp_path: Path) -> None:

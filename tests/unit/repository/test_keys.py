@@ -69,6 +69,9 @@ def test_the_passphrase_is_asked_for_once_and_only_where_a_key_is_used(folder: P
     assert asked == [folder]
     assert signs(keys, other)
     assert asked == [folder, tmp_path / "other"]
+    asked.clear()
+    FileKeys([folder, tmp_path / "none"], ask).unlock()
+    assert asked == [folder]
 
 
 @pytest.mark.parametrize("passphrase", [b"wrong horse battery", None], ids=["wrong", "none"])

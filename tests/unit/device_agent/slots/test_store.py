@@ -21,7 +21,7 @@ from device_agent.slots.store import UPDATE_LOCK, Store
 from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import NoSpaceError, StateError, UsageError
 from tests.support.bundles import make_bundle
-from tests.support.installed import QuickDisk, build, fill, install, tree
+from tests.support.installed import QuickDisk, build, fill, install, names, tree
 
 OTHER = "f" * 64
 
@@ -47,7 +47,7 @@ def digests(*bundles: Path) -> list[str]:
 
 
 def test_the_folders_are_private(store: Store) -> None:
-    assert sorted(os.listdir(store.root)) == ["blobs", "incoming", "metadata", "models"]
+    assert names(store.root) == ["blobs", "incoming", "metadata", "models"]
     assert {path.stat().st_mode & 0o777 for path in (store.root, *store.root.iterdir())} == {0o700}
     store.prepare()
 
@@ -177,10 +177,10 @@ def test_a_state_is_written_twice_and_linked(store: Store, bundles: list[Path]) 
     assert state.sequence == 1
     folder = store.model("tiny")
     assert (folder / "state.json").read_bytes() == (folder / "state.backup.json").read_bytes() == state.to_bytes()
-    assert os.readlink(folder / "active") == f"slots/{digests(bundles[1])[0]}"
+    assert str((folder / "active").readlink()) == f"slots/{digests(bundles[1])[0]}"
     assert store.damage("tiny") is None
     assert store.write_state(replace(state, active=state.previous, previous=None)).sequence == 2
-    assert os.readlink(folder / "active") == f"slots/{digests(bundles[0])[0]}"
+    assert str((folder / "active").readlink()) == f"slots/{digests(bundles[0])[0]}"
     store.write_state(SlotState(model="tiny", sequence=2))
     assert not os.path.lexists(folder / "active")
 
@@ -276,7 +276,7 @@ def test_a_content_gets_a_further_name_or_a_checked_copy(store: Store, bundles: 
 
     digest = fill(store, bundles[0])[0]
     store.place(digest, tmp_path / "link")
-    assert os.path.samefile(store.blob(digest), tmp_path / "link")
+    assert (store.blob(digest)).samefile(tmp_path / "link")
     plain = Store(store.root, NoLinks())
     plain.place(digest, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == store.blob(digest).read_bytes()
@@ -300,9 +300,9 @@ def test_a_slot_loses_its_name_before_its_files(store: Store, bundles: list[Path
 
     with pytest.raises(KeyboardInterrupt):
         Store(store.root, Cut()).discard_slot("tiny", digest)
-    assert os.listdir(store.slots("tiny")) == [f".{digest}.old"]
+    assert names(store.slots("tiny")) == [f".{digest}.old"]
     store.discard_slot("tiny", digest)
-    assert store.collect() == 0 or os.listdir(store.slots("tiny")) == []
+    assert store.collect() == 0 or names(store.slots("tiny")) == []
 
 
 # Cleaning up.
@@ -332,15 +332,15 @@ def test_what_nothing_names_is_removed(store: Store, bundles: list[Path]) -> Non
     size = sum(path.stat().st_size for path in only_old)
     assert size > 0
     assert store.collect() == size + 100 + 7 + 40
-    assert sorted(os.listdir(store.slots("tiny"))) == sorted([previous, active])
-    assert os.listdir(store.incoming) == []
+    assert names(store.slots("tiny")) == sorted([previous, active])
+    assert names(store.incoming) == []
     assert not any(path.exists() for path in only_old)
     assert [path.name for path in store.root.rglob("*.new")] == []
     assert store.damage("tiny") is None
     assert store.slot_fault("tiny", active, hashed=True) is store.slot_fault("tiny", previous, hashed=True) is None
     assert store.collect() == 0
     assert state.model == "tiny"
-    assert oldest not in os.listdir(store.slots("tiny"))
+    assert oldest not in names(store.slots("tiny"))
 
 
 def test_what_a_download_has_so_far_stays(store: Store, bundles: list[Path]) -> None:
@@ -360,10 +360,10 @@ def test_what_a_download_has_so_far_stays(store: Store, bundles: list[Path]) -> 
         (store.incoming / name).write_bytes(b"x")
     store.collect()
     assert all(store.blob(digest).exists() for digest in kept)
-    assert sorted(os.listdir(store.incoming)) == sorted(parts)
+    assert names(store.incoming) == sorted(parts)
     store.write_state(step(store.read_state("tiny"), AttemptState.ABANDONED, now=0.0))
     store.collect()
-    assert os.listdir(store.incoming) == []
+    assert names(store.incoming) == []
     assert {digest for digest in kept if store.blob(digest).exists()} == set(kept) & set(fill(store, bundles[0]))
 
 
@@ -373,7 +373,7 @@ def test_a_download_of_the_list_itself_stays(store: Store, bundles: list[Path]) 
     running(store, state, release)
     (store.incoming / f"{release.contents}.zst.part").write_bytes(b"x")
     store.collect()
-    assert os.listdir(store.incoming) == [f"{release.contents}.zst.part"]
+    assert names(store.incoming) == [f"{release.contents}.zst.part"]
 
 
 def test_what_the_caller_names_stays(store: Store, bundles: list[Path]) -> None:
@@ -416,7 +416,7 @@ def test_one_failure_does_not_keep_the_rest_from_being_removed(store: Store, bun
 
     with pytest.raises(StateError, match="incoming/2: the clean-up cannot be written"):
         Store(store.root, Stubborn()).collect()
-    assert os.listdir(store.incoming) == ["2"]
+    assert names(store.incoming) == ["2"]
 
 
 def test_links_are_removed_and_never_followed(store: Store, bundles: list[Path], tmp_path: Path) -> None:
@@ -433,4 +433,4 @@ def test_links_are_removed_and_never_followed(store: Store, bundles: list[Path],
     store.collect()
     assert tree(tmp_path / "precious") == before
     assert not os.path.lexists(store.slots("tiny") / OTHER)
-    assert os.listdir(store.incoming) == []
+    assert names(store.incoming) == []
