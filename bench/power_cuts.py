@@ -3,14 +3,14 @@
 Four ways of cutting a device off, each at every point or as many as asked for, in each stage of its life (first
 install, update, a release that is rejected, one that is rolled back):
 
-    crash     every distinct tree that a POSIX file system may hold after each recorded operation (tests/support/recording.py)
+    crash     every distinct tree that a POSIX file system may hold after each operation (tests/support/crash_model.py)
     disk      SIGKILL before each operation of the update process's `Disk`
     strace    SIGKILL at each system call that changes something
     command   SIGKILL in `edgeonnx-agent update --once`, with its candidate process
-    fault     the n-th operation fails: disk full (once, for ever, after half a write), quota, input/output, read-only
+    fault     the n-th operation fails: disk full (once, for ever, after half a write), quota, I/O error, read-only
 
-After each the device is started again. It must serve a bundle whose every byte is verified, at once; and the update
-must finish afterwards, and leave no rest. The first point that does not ends the run and is printed. Counts are printed.
+After each the device is started again. It must serve a verified bundle at once, and the update must finish afterwards
+and leave no rest. The first point that does not ends the run and is printed. Counts are printed.
 
 Run it with `PYTHONPATH=. python bench/power_cuts.py [--most N] [--seed N] [WAY ...]`.
 """
@@ -26,9 +26,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.support.crash import STAGES, World, memory_folder, quiet
+from tests.support.crash_model import build, crash_states
 from tests.support.faulty import CountingDisk, FaultyDisk
 from tests.support.kills import WAYS, spread
-from tests.support.recording import RecordingDisk, build, crash_states
+from tests.support.recording import RecordingDisk
 
 LEAST_POINTS = 1000
 FEW = {"strace": 300, "command": 20}

@@ -36,6 +36,10 @@ CREDENTIALS = {
     "security.admin_token_file": "edgeonnx.admin-tokens",
     "server.tls_certificate": "edgeonnx.tls-certificate",
     "server.tls_key": "edgeonnx.tls-key",
+    "update.token_file": "edgeonnx.update-token",
+    "update.ca_file": "edgeonnx.update-ca",
+    "update.client_certificate": "edgeonnx.update-certificate",
+    "update.client_key": "edgeonnx.update-key",
 }
 """Settings whose files systemd may hand over, with the names of the credentials (`LoadCredential=`)."""
 
@@ -344,12 +348,23 @@ def _check_together(config: AgentConfig, where: str) -> None:
         raise UsageError("settings contradict each other", where=where, details=problems)
 
 
+def _value_of(config: AgentConfig, key: str) -> object:
+    """The value of a setting in a table."""
+    table, _, name = key.partition(".")
+    return getattr(getattr(config, table), name)
+
+
 def contradictions(config: AgentConfig) -> Iterator[str]:
     """Each pair of settings that cannot be meant together, in words."""
     server, queue, security = config.server, config.queue, config.security
-    if (server.tls_certificate is None) != (server.tls_key is None):
-        given, missing = ("tls_key", "tls_certificate") if server.tls_key else ("tls_certificate", "tls_key")
-        yield f"server.{given} is set, but server.{missing} is not: TLS needs both"
+    for certificate, key in (
+        ("server.tls_certificate", "server.tls_key"),
+        ("update.client_certificate", "update.client_key"),
+    ):
+        given = [name for name in (certificate, key) if _value_of(config, name) is not None]
+        if len(given) == 1:
+            missing = key if given[0] == certificate else certificate
+            yield f"{given[0]} is set, but {missing} is not: TLS needs both"
     if server.grpc_port and server.grpc_port == server.port:
         yield f"server.port and server.grpc_port are both {server.port}"
     if queue.deadline_seconds > queue.max_deadline_seconds:

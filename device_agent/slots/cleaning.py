@@ -164,7 +164,7 @@ def _shared(path: Path) -> bool:
 
 
 def _is_wanted_download(store: Store, name: str, needed: set[str]) -> bool:
-    """Whether a file in `incoming` is a download, or what is known of one, for a content that is needed and not here."""
+    """Whether a file in `incoming` belongs to the download of a content that is needed and is not here."""
     found = _LEADING_DIGEST.match(name)
     if found is None or name.endswith(TEMPORARY):
         return False

@@ -172,7 +172,7 @@ class Installation:
             contents: Its digest; None: it is the bundle of the settings.
             error: Why.
         """
-        reason = printable(error) or type(error).__name__
+        reason = reason_of(error)
         self.unfit.setdefault(name, {})[contents or ""] = reason
         if contents is None:
             return
@@ -186,6 +186,13 @@ class Installation:
     def loaded(self, name: str, contents: str | None) -> None:
         """Take notice of a bundle that serves."""
         self.unfit.get(name, {}).pop(contents or "", None)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something did not load, for a state: without what a person at the build host may do about it."""
+    text = str(error) or type(error).__name__
+    hint = error.hint if isinstance(error, EdgeOnnxError) else None
+    return printable(text if hint is None else text.removesuffix(f"; {hint}"))
 
 
 def _start_of(state: SlotState, now: float, *, heal: bool) -> SlotState:

@@ -63,7 +63,9 @@ class Run:
             if self.source is not None:
                 source = held.enter_context(self.source(self.store))
                 # Somebody carried it here: there is nothing to save, and nothing to wait for.
-                settings = replace(settings, update=replace(settings.update, metered=False, window=None))
+                settings = replace(
+                    settings, update=replace(settings.update, metered=False, window=None, bandwidth_bytes=None)
+                )
             parts = open_parts(settings, self.config, self.store, source=source)
             return self._recorded(parts), parts.downloader.received
 

@@ -24,6 +24,7 @@ from edgeonnx.errors import (
     StateError,
     UntrustedError,
 )
+from edgeonnx.spec.partial import PARTIAL_FILE
 from edgeonnx.spec.release import Release, channel_target, release_target
 from edgeonnx.spec.rollout import Channel, ModelOffers, Offer
 
@@ -173,7 +174,7 @@ class Updater:
         active = state.active
         if active is None or state.running is not None:
             return state
-        fault = parts.store.slot_fault(state.model, active.contents)
+        fault = parts.store.slot_fault(state.model, active.contents) or self._outgrown(state.model, active.contents)
         if fault is None:
             return state
         if parts.config.update.metered:
@@ -185,6 +186,16 @@ class Updater:
         # Written anew so that the serving process notices: it may serve the previous version for want of this one.
         return self._parts.store.write_state(self._parts.store.read_state(state.model))
 
+    def _outgrown(self, model: str, contents: str) -> str | None:
+        """Why an active slot that lacks variants may lack one that this machine would run now; None if it does not."""
+        if not (self._parts.store.slot(model, contents) / PARTIAL_FILE).exists():
+            return None
+        from device_agent.update.variants import is_outdated, machine_key
+
+        if not is_outdated(self._parts.store, model, contents, machine_key(self._parts.config)):
+            return None
+        return "has the variants for another machine, or for other settings"
+
     def _stage(self, state: SlotState, release: Release) -> SlotState:
         """Have the bundle in its slot. A slot from an earlier run is checked again: it is cheap, and disks forget."""
         attempt = state.running
@@ -195,6 +206,8 @@ class Updater:
 
     def _staged(self, release: Release) -> Path:
         """The release's slot, whole. Where the disk is full, what nobody needs is removed first."""
+        from device_agent.update.variants import machine_key, remember
+
         parts = self._parts
         contents = self._contents(release)
         try:
@@ -204,6 +217,7 @@ class Updater:
                 raise
             logger.info("room was made after: %s", error)
             slot = self._staging(release, contents).stage()
+        remember(parts.store, release.name, release.contents, machine_key(parts.config))
         logger.info(
             "%s %s is staged: %d contents fetched, %d bytes received",
             release.name,

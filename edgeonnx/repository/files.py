@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 SERVED = ("metadata", "targets", "blobs", "deltas")
 HOST = ".edgeonnx"
 LOCK = f"{HOST}/lock"
+"""Held while the signed state changes: for as long as it takes to sign and write a few files."""
+BLOBS_LOCK = f"{HOST}/blobs.lock"
+"""Held while blobs are written or removed, which may take minutes; a rollout can be halted meanwhile."""
+CLEARED = {LOCK: ("metadata", "targets", HOST), BLOBS_LOCK: ("blobs", "deltas")}
+"""The folders that whoever has a lock clears of half-written files."""
+WAIT_SECONDS = 5.0
+"""How long the lock of the signed state is waited for: longer than any change takes that does not hang."""
+POLL_SECONDS = 0.05
 TEMPORARY = ".new"
 """End of the names of files that are being written; the next publisher removes what bears it."""
 
@@ -138,9 +147,9 @@ class Files:
         ]
         yield from sorted(found)
 
-    def clear_leftovers(self) -> None:
-        """Remove half-written files of a publisher that was stopped. The lock must be held."""
-        for folder in (*SERVED, HOST):
+    def clear_leftovers(self, *folders: str) -> None:
+        """Remove half-written files of a publisher that was stopped. The folders' lock must be held."""
+        for folder in folders:
             for parent, _, names in os.walk(self.root / folder):
                 for name in names:
                     if name.startswith(".") and name.endswith(TEMPORARY):
@@ -148,28 +157,42 @@ class Files:
                             self.unlink(Path(parent, name))
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, name: str = LOCK) -> Iterator[None]:
         """Keep other publishers out, as long as the block lasts or this process lives.
 
+        Where both locks are needed, `BLOBS_LOCK` is taken first.
+
+        Args:
+            name: `LOCK` or `BLOBS_LOCK`.
+
         Raises:
-            RepositoryBusyError: Another process has the repository.
+            RepositoryBusyError: Another process has it; the lock of the signed state is waited for a little.
         """
-        with self._disk(LOCK):
+        with self._disk(name):
             self.make_folder(self.root / HOST)
-            descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RepositoryBusyError(
-                    "another process is changing the repository",
-                    where=str(self.root),
-                    hint="wait until it has ended, then run the command again",
-                ) from None
-            self.clear_leftovers()
+            self._take(descriptor, WAIT_SECONDS if name == LOCK else 0.0)
+            self.clear_leftovers(*CLEARED[name])
             yield
         finally:
             os.close(descriptor)
+
+    def _take(self, descriptor: int, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise RepositoryBusyError(
+                        "another process is changing the repository",
+                        where=str(self.root),
+                        hint="wait until it has ended, then run the command again",
+                    ) from None
+                time.sleep(POLL_SECONDS)
+            else:
+                return
 
     @contextlib.contextmanager
     def _disk(self, path: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ from tuf.api.metadata import Snapshot, Targets
 from edgeonnx.errors import EdgeOnnxError
 from edgeonnx.repository import pending
 from edgeonnx.repository.earlier import Earlier
-from edgeonnx.repository.files import SERVED
+from edgeonnx.repository.files import BLOBS_LOCK, SERVED
 from edgeonnx.repository.roles import LISTED, RELEASES, ROOT, SNAPSHOT, TARGETS, TIMESTAMP
 from edgeonnx.repository.state import metadata_path, parse, read_target, target_path, versions_on_disk
 from edgeonnx.spec.release import Release, blob_path, delta_path
@@ -51,7 +51,8 @@ def collect(repository: Repository, *, keep: int = KEEP, dry_run: bool = False) 
         RepositoryBusyError: Another process changes the repository.
         RepositoryError, BlobError: The present state is damaged: then nothing is removed.
     """
-    with repository.changing() as draft:
+    repository.state()  # before the locks, which would make a folder in what is no repository
+    with repository.files.lock(BLOBS_LOCK), repository.changing() as draft:
         files = draft.files
         needed = _needed(files, draft.before, keep)
         present = list(files.walk(*SERVED))

@@ -20,6 +20,7 @@ from edgeonnx.repository import pending
 from edgeonnx.repository.blobs import Written, blob_size, file_size, write_blobs
 from edgeonnx.repository.deltas import plan_deltas
 from edgeonnx.repository.earlier import Earlier, read_content
+from edgeonnx.repository.files import BLOBS_LOCK
 from edgeonnx.repository.offers import OfferChange, changed
 from edgeonnx.repository.roles import OFFLINE, ONLINE, RELEASES, ROLLOUT, SNAPSHOT, TIMESTAMP
 from edgeonnx.repository.state import read_channel, read_release, read_releases, target_path
@@ -108,27 +109,33 @@ def publish(
     bundle = open_bundle(path)
     verify_files(bundle)
     name, version = bundle.manifest.name, bundle.manifest.version
-    with repository.changing() as draft:
-        known = _known_release(draft, bundle)
-        change = OfferChange(
-            channel=channel,
-            model=name,
-            version=version,
-            contents=bundle.digest,
-            share=share,
-            minimum_version=minimum_version,
-            force=force,
-        )
-        policy = _channel_after(draft, change)  # what makes no sense is said before anything is written
-        _check_signer(draft, keys, known)
+    change = OfferChange(
+        channel=channel,
+        model=name,
+        version=version,
+        contents=bundle.digest,
+        share=share,
+        minimum_version=minimum_version,
+        force=force,
+    )
+    repository.state()  # before the locks, which would make a folder in what is no repository
+    with repository.files.lock(BLOBS_LOCK):
+        with repository.changing() as draft:  # what makes no sense is said before anything is written
+            prepared = _known_release(draft, bundle)
+            _channel_after(draft, change)
+            _check_signer(draft, keys, prepared)
         written = write_blobs(draft.files, bundle, on_blob)
-        if known is not None:
-            _repair_deltas(draft, bundle, known)
-        release = known or _describe(bundle, _deltas(draft, bundle, deltas))
-        if known is None:
-            add_target(draft, RELEASES, release_target(name, version), release.to_bytes())
-        missing = conclude(draft, (change,), keys)
-    return Published(release=release, new=known is None, written=written, channel=policy, missing=missing)
+        if prepared is None:
+            prepared = _describe(bundle, _deltas(draft, bundle, deltas))
+        else:
+            _repair_deltas(draft, bundle, prepared)
+        with repository.changing() as draft:  # a share may have changed meanwhile, so this begins anew
+            known = _known_release(draft, bundle)
+            if known is None:
+                add_target(draft, RELEASES, release_target(name, version), prepared.to_bytes())
+            policy = _channel_after(draft, change)
+            missing = conclude(draft, (change,), keys)
+    return Published(release=known or prepared, new=known is None, written=written, channel=policy, missing=missing)
 
 
 def conclude(draft: Draft, changes: tuple[OfferChange, ...], keys: KeyStore) -> tuple[Missing, ...]:

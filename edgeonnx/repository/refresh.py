@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgeonnx.repository import pending
 from edgeonnx.repository.create import read_settings
-from edgeonnx.repository.roles import OFFLINE, RENEW_BELOW, ROLES, TIMESTAMP
+from edgeonnx.repository.roles import OFFLINE, RENEW_BELOW, ROLES, SNAPSHOT, TIMESTAMP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +34,11 @@ class Refreshed:
 
 
 def due_roles(state: State, now: datetime, periods: Mapping[str, timedelta]) -> list[str]:
-    """The roles whose signature has little of its time left; the timestamp always. Pure."""
+    """The roles whose signature has little of its time left, without the timestamp, which is always signed. Pure."""
     return [
         role
         for role in ROLES
-        if role == TIMESTAMP or state.metadata[role].signed.expires - now < RENEW_BELOW[role] * periods[role]
+        if role != TIMESTAMP and state.metadata[role].signed.expires - now < RENEW_BELOW[role] * periods[role]
     ]
 
 
@@ -48,15 +48,19 @@ def refresh(repository: Repository, keys: KeyStore) -> Refreshed:
     Offline roles are left alone while a change of them waits for signatures.
 
     Raises:
-        KeyStoreError: An online key is missing.
+        KeyStoreError: The key of the timestamp, or of a snapshot that is due, is missing.
         RepositoryBusyError: Another process changes the repository.
     """
     with repository.changing() as draft:
         due = due_roles(draft.before, draft.now, read_settings(draft.files).expires)
         waiting = draft.files.exists(pending.PENDING)
-        left = tuple(role for role in due if role in OFFLINE and (waiting or draft.unsignable((role,), keys)))
+        left = tuple(
+            role
+            for role in due
+            if role != SNAPSHOT and ((waiting and role in OFFLINE) or draft.unsignable((role,), keys))
+        )
         for role in due:
-            if role not in left and role != TIMESTAMP:
+            if role not in left:
                 draft.edit(role)
         state = draft.commit(keys) if draft.next or draft.missing(ROLES) else draft.commit_timestamp(keys)
         return Refreshed(

@@ -53,9 +53,8 @@ class Repository:
         with self.files.lock():
             state = read_state(self.files)
             pending.clear_done(self.files, state)
-            yield Draft(
-                self.files, state, now=signing_time(state, self.now()), expires=read_settings(self.files).expires
-            )
+            expires = read_settings(self.files).expires
+            yield Draft(self.files, state, now=signing_time(state, self.now()), expires=expires)
 
 
 def signing_time(state: State, now: datetime) -> datetime:

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,21 +25,11 @@ from device_agent.slots.store import Store
 from edgeonnx.errors import NoSpaceError, StateError
 from tests.support import crash
 from tests.support.crash import STAGES, World, memory_folder, quiet
+from tests.support.crash_model import Crash, File, Folder, Link, Model, build, crash_states, signature
 from tests.support.faulty import CountingDisk, FaultyDisk
 from tests.support.installed import tree
 from tests.support.kills import spread
-from tests.support.recording import (
-    Crash,
-    File,
-    Folder,
-    Link,
-    Model,
-    Operation,
-    RecordingDisk,
-    build,
-    crash_states,
-    signature,
-)
+from tests.support.recording import Operation, RecordingDisk
 
 SEED = int(os.environ.get("EDGEONNX_CRASH_SEED", "20261130"))
 NOTHING = Crash(name="nothing", keeps=lambda _: False, data=lambda _: None)
@@ -124,7 +115,7 @@ def test_folders_links_and_hard_links(tmp_path: Path) -> None:
         disk.rmdir(tmp_path / "gone")
 
     assert left(tmp_path, work, EVERYTHING) == {"one": "/", "one/file": b"x", "second": b"x", "link": "-> one"}
-    assert os.path.samefile(tmp_path / "after" / "one" / "file", tmp_path / "after" / "second")
+    assert (tmp_path / "after" / "one" / "file").samefile(tmp_path / "after" / "second")
     shutil.rmtree(tmp_path / "after")
     for name in ("second", "link"):
         (tmp_path / name).unlink()
@@ -173,11 +164,15 @@ def test_what_any_power_cut_leaves_serves_and_is_updated(world: World, number: i
             raise
 
 
+def is_folder(descriptor: int) -> bool:
+    return stat.S_ISDIR(os.fstat(descriptor).st_mode)
+
+
 class ForgetsFiles(RecordingDisk):
     """A disk whose programmer forgot to sync files before they are renamed."""
 
     def sync(self, descriptor: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+        if is_folder(descriptor):
             super().sync(descriptor)
 
 
@@ -185,7 +180,7 @@ class ForgetsFolders(RecordingDisk):
     """A disk whose programmer forgot to sync folders after a rename."""
 
     def sync(self, descriptor: int) -> None:
-        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+        if not is_folder(descriptor):
             super().sync(descriptor)
 
 
@@ -196,12 +191,16 @@ class ForgetsFolders(RecordingDisk):
 )
 def test_a_disk_that_forgets_to_sync_is_found_out(world: World, kind: type[RecordingDisk], said: str) -> None:
     states = list(crash_states(world.before[1], recorded(world, 1, kind), random.Random(SEED)))
-    with pytest.raises(AssertionError, match=said):
+
+    def start_all() -> None:
         for _, _, left_over in reversed(states):
             device = world.place()
             build(left_over, device)
             world.start(1, device)
             shutil.rmtree(device)
+
+    with pytest.raises(AssertionError, match=said):
+        start_all()
 
 
 def killed(way: str, most: int) -> int:
@@ -252,11 +251,11 @@ def operations(world: World, number: int) -> int:
 
 
 FAULTS = (
-    dict(number=errno.ENOSPC, lasting=True),
-    dict(number=errno.ENOSPC, short=True),
-    dict(number=errno.EDQUOT, lasting=True),
-    dict(number=errno.EIO),
-    dict(number=errno.EROFS, lasting=True),
+    {"number": errno.ENOSPC, "lasting": True},
+    {"number": errno.ENOSPC, "short": True},
+    {"number": errno.EDQUOT, "lasting": True},
+    {"number": errno.EIO},
+    {"number": errno.EROFS, "lasting": True},
 )
 
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from edgeonnx.cli.main import app
-from edgeonnx.repository import Files, Repository
+from edgeonnx.repository import Files, Repository, files
 from edgeonnx.repository.verify import verify
 from edgeonnx.spec.rollout import Channel
 from tests.support.bundles import make_bundle
@@ -143,7 +143,9 @@ def test_a_release_is_published_grows_is_halted_and_withdrawn(place: Place, bund
     assert place.channel().models["tiny"].minimum_version == "1.0.0"
 
 
-def test_what_makes_no_sense_is_refused_with_a_reason(place: Place, bundles: dict[str, Path]) -> None:
+def test_what_makes_no_sense_is_refused_with_a_reason(
+    place: Place, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.good(*publish(place, bundles["1.0.0"], "50%"), keys="all")
     roll = ("rollout", "--repo", place.repo, "--channel")
     assert "would shrink" in place.fails(2, *roll, "stable", "--to", "10%", keys="online")
@@ -162,6 +164,7 @@ def test_what_makes_no_sense_is_refused_with_a_reason(place: Place, bundles: dic
     assert "need a passphrase" in place.fails(9, *roll, "stable", "--halt", keys="online", passphrase=None)
     assert "is not a bundle" in place.fails(5, *publish(place, place.repo, "1%"), keys="all")
     assert "is no repository" in place.fails(9, "repo", "verify", place.online)
+    monkeypatch.setattr(files, "WAIT_SECONDS", 0.0)
     with Files(place.repo).lock():
         assert "another process" in place.fails(9, *roll, "stable", "--halt", keys="online")
     assert verify(Repository(place.repo)).faults == []

@@ -250,7 +250,7 @@ def _copier() -> Callable[[str, str], object]:
     made: dict[int, str] = {}
 
     def copy(source: str, target: str) -> object:
-        inode = os.stat(source, follow_symlinks=False).st_ino
+        inode = Path(source).lstat().st_ino
         if inode in made:
             os.link(made[inode], target)
         else:

@@ -1,4 +1,4 @@
-"""`python -m tests.support.kills`: update processes that are killed at one operation after the other. A JSON line tells.
+"""`python -m tests.support.kills`: update processes are killed at one operation after the other; a JSON line tells.
 
 Each device is updated in a process of its own, forked from this one, so that nothing has to be imported anew. It is
 ended by SIGKILL before an operation of its `Disk` (`by_disk`), or by strace at a system call (`by_strace`), which also
@@ -77,7 +77,7 @@ def forked(work: Callable[[], None], *, stopped: bool = False) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)
         work()
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the process ends here
         traceback.print_exc()
     finally:
         os._exit(code)
@@ -145,7 +145,7 @@ def by_strace(world: World, most: int, rng: random.Random) -> Iterator[tuple[int
 
 
 def by_command(world: World, most: int, rng: random.Random) -> Iterator[tuple[int, str]]:
-    """Kill `edgeonnx-agent update --once`, with its real candidate process, at calls that make names or make them durable.
+    """Kill `edgeonnx-agent update --once`, with its real candidate process, at calls that make or keep names.
 
     Yields:
         As `by_disk`.

@@ -68,7 +68,7 @@ def _facts(model: InstalledView) -> Iterator[tuple[str, str]]:
     none = '<span class="soft">none</span>'
     yield "serves", none if model.serving is None else f"<strong>{escape(model.serving)}</strong>"
     yield "installed", none if model.active is None else escape(model.active)
-    yield "can serve again at once", none if model.previous is None else escape(model.previous)
+    yield "previous", none if model.previous is None else escape(model.previous)
     if model.pin is not None:
         yield "pinned to", escape(model.pin)
     if model.attempt is not None:

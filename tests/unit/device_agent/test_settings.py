@@ -146,6 +146,7 @@ def test_an_unknown_name_is_refused_with_what_was_probably_meant(
     ("text", "problem"),
     [
         ("[server]\ntls_key = 'k'", "server.tls_key is set, but server.tls_certificate is not"),
+        ("[update]\nclient_key = 'k'", "update.client_key is set, but update.client_certificate is not"),
         ("[server]\ntls_certificate = 'c'", "server.tls_certificate is set, but server.tls_key is not"),
         ("[server]\nport = 90\ngrpc_port = 90", "both 90"),
         ("[queue]\ndeadline_seconds = 301", "queue.deadline_seconds (301) is above"),

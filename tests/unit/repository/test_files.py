@@ -10,6 +10,7 @@ import pytest
 
 from edgeonnx.errors import RepositoryError
 from edgeonnx.repository import Files
+from edgeonnx.repository.files import BLOBS_LOCK
 
 
 @pytest.fixture
@@ -78,6 +79,8 @@ def test_whoever_has_the_lock_clears_half_written_files(tmp_path: Path) -> None:
     (tmp_path / "blobs" / ".y.zst.0123abcd.new").write_bytes(b"half")
     assert list(files.walk("blobs")) == ["blobs/x.zst"]
     with files.lock():
+        assert (tmp_path / "blobs" / ".y.zst.0123abcd.new").exists()  # another one may be writing it
+    with files.lock(BLOBS_LOCK):
         assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["x.zst"]
 
 

@@ -6,15 +6,17 @@ import contextlib
 import hashlib
 import itertools
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import BundleError, KeyStoreError, RepositoryBusyError, RepositoryError, UsageError
-from edgeonnx.repository import Files, Repository
+from edgeonnx.repository import Files, Repository, files
 from edgeonnx.repository import publish as publish_bundle
 from edgeonnx.repository.ceremony import discard_pending, rotate_key, sign_pending
+from edgeonnx.repository.files import BLOBS_LOCK, LOCK
 from edgeonnx.repository.pending import PENDING
 from edgeonnx.repository.publish import DeltaBase
 from edgeonnx.repository.verify import verify
@@ -134,13 +136,13 @@ def test_deltas_are_made_from_the_newest_release_before_and_repaired(
 ) -> None:
     done = repository.publish(bundles["1.1.0"], share=100_000)
     assert done.release.deltas
-    files = [repository.path / delta_path(delta) for delta in done.release.deltas]
-    whole = [file.read_bytes() for file in files]
+    paths = [repository.path / delta_path(delta) for delta in done.release.deltas]
+    whole = [file.read_bytes() for file in paths]
     assert [len(data) for data in whole] == [delta.size for delta in done.release.deltas]
-    files[0].write_bytes(whole[0][:-1])
+    paths[0].write_bytes(whole[0][:-1])
     assert not clean(repository.repository)
     repository.publish(bundles["1.1.0"], share=100_000)
-    assert [file.read_bytes() for file in files] == whole
+    assert [file.read_bytes() for file in paths] == whole
 
 
 def test_deltas_are_left_out_or_made_from_a_named_release(tmp_path: Path, bundles: dict[str, Path]) -> None:
@@ -154,10 +156,40 @@ def test_deltas_are_left_out_or_made_from_a_named_release(tmp_path: Path, bundle
     assert other.publish(bundles["1.1.0"], deltas=DeltaBase(version="1.0.0")).release.deltas
 
 
-def test_two_publishers_are_kept_apart(repository: TestRepository, bundles: dict[str, Path]) -> None:
-    with Files(repository.path).lock(), pytest.raises(RepositoryBusyError, match="another process"):
+@pytest.mark.parametrize("name", [LOCK, BLOBS_LOCK])
+def test_two_publishers_are_kept_apart(
+    repository: TestRepository, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(files, "WAIT_SECONDS", 0.1)
+    with Files(repository.path).lock(name), pytest.raises(RepositoryBusyError, match="another process"):
         repository.publish(bundles["second"])
     repository.publish(bundles["second"])
+
+
+def test_a_rollout_is_halted_while_a_release_is_being_published(
+    repository: TestRepository, bundles: dict[str, Path]
+) -> None:
+    halted: list[Channel] = []
+
+    def halt(done: int, _: int) -> None:
+        if done == 1:
+            halted.append(repository.rollout("tiny", "1.1.0", state=OfferState.HALTED))
+
+    publish_bundle(repository.repository, bundles["second"], repository.keys, channel="stable", share=5, on_blob=halt)
+    assert len(halted) == 1
+    channel = repository.rollout("tiny", "1.1.0")
+    assert channel.models["tiny"].offers[0].state is OfferState.HALTED
+    assert channel.models["second"].offers[0].share == 5
+    assert clean(repository.repository)
+
+
+def test_the_lock_of_the_signed_state_is_waited_for(repository: TestRepository) -> None:
+    with contextlib.ExitStack() as held:
+        held.enter_context(Files(repository.path).lock())
+        release = threading.Timer(0.1, held.close)
+        release.start()
+        repository.rollout("tiny", "1.1.0", share=900_000)
+        release.join()
 
 
 def test_without_a_key_nothing_is_written(repository: TestRepository, bundles: dict[str, Path]) -> None:
@@ -312,9 +344,9 @@ class CutFiles(Files):
 def steps_of(published: TestRepository, bundle: Path, folder: Path) -> int:
     """How many steps publishing a bundle takes."""
     made = copy_of(published, folder)
-    files = CutFiles(made.path, at=1_000_000)
-    TestRepository(Repository(made.path, files=files), made.keys, made.role_keys).publish(bundle)
-    return next(files.steps)
+    counted = CutFiles(made.path, at=1_000_000)
+    TestRepository(Repository(made.path, files=counted), made.keys, made.role_keys).publish(bundle)
+    return next(counted.steps)
 
 
 def test_stopped_at_any_step_the_old_state_is_whole_and_the_next_publisher_ends_it(
@@ -326,8 +358,7 @@ def test_stopped_at_any_step_the_old_state_is_whole_and_the_next_publisher_ends_
     finished = 0
     for at in range(steps):
         made = copy_of(published, tmp_path / f"cut{at}")
-        files = CutFiles(made.path, at)
-        stopped = TestRepository(Repository(made.path, files=files), made.keys, made.role_keys)
+        stopped = TestRepository(Repository(made.path, files=CutFiles(made.path, at)), made.keys, made.role_keys)
         with contextlib.suppress(PowerCut):
             stopped.publish(bundles["1.2.0"])
         after = snapshot_of(made.path)
@@ -352,9 +383,9 @@ def test_no_name_is_given_to_two_contents_by_a_publisher_that_follows_one_that_w
 ) -> None:
     steps = steps_of(published, bundles["1.2.0"], tmp_path / "count")
     made = copy_of(published, tmp_path / "cut")
-    files = CutFiles(made.path, steps - 3)  # all but the timestamp is written
+    cut = CutFiles(made.path, steps - 3)  # all but the timestamp is written
     with contextlib.suppress(PowerCut):
-        TestRepository(Repository(made.path, files=files), made.keys, made.role_keys).publish(bundles["1.2.0"])
+        TestRepository(Repository(made.path, files=cut), made.keys, made.role_keys).publish(bundles["1.2.0"])
     left = {path: data for path, data in snapshot_of(made.path).items() if not path.endswith(".new")}
     made.publish(bundles["1.2.0"], share=5)
     after = snapshot_of(made.path)

@@ -68,6 +68,15 @@ def test_without_the_timestamp_key_nothing_is_signed(made: TestRepository, onlin
     assert made.repository.state() == before
 
 
+def test_a_rollout_key_that_is_kept_elsewhere_does_not_stop_the_others(
+    made: TestRepository, online: MemoryKeys, time: Time
+) -> None:
+    del online.signers[made.role_keys["rollout"][0].keyid]
+    time.now = BEGIN + timedelta(days=50)
+    done = refresh(made.repository, online)
+    assert (done.renewed, done.due) == (("snapshot", "timestamp"), ("rollout",))
+
+
 def test_days_of_refreshing_stay_valid(made: TestRepository, online: MemoryKeys, time: Time) -> None:
     for _ in range(8):
         time.now += timedelta(days=2)

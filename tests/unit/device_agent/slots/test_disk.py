@@ -152,7 +152,7 @@ def test_what_is_no_file_is_not_read_and_does_not_block(tmp_path: Path, kind: st
     makers = {"link": lambda: path.symlink_to("other"), "fifo": lambda: os.mkfifo(path), "folder": path.mkdir}
     makers.get(kind, lambda: None)()
     before = names(Path("/proc/self/fd"))
-    with pytest.raises(OSError, match="no regular file|symbolic links|No such file"):
+    with pytest.raises(OSError, match=r"no regular file|symbolic links|No such file"):
         read_file(path, limit=10)
     assert len(names(Path("/proc/self/fd"))) == len(before)
 

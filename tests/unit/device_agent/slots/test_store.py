@@ -94,9 +94,9 @@ def test_a_lock_is_held_once(store: Store) -> None:
     assert not store.is_locked(UPDATE_LOCK)
     with store.locked(UPDATE_LOCK, "another update"):
         assert store.is_locked(UPDATE_LOCK)
-        with pytest.raises(StateError, match="another update uses this state directory already"):
-            with store.locked(UPDATE_LOCK, "another update"):
-                pass
+        second = store.locked(UPDATE_LOCK, "another update")
+        with pytest.raises(StateError, match="another update uses this state directory already"), second:
+            pass
     assert not store.is_locked(UPDATE_LOCK)
 
 
@@ -216,10 +216,11 @@ def test_the_link_names_the_active_slot_when_both_copies_are_lost(
     with caplog.at_level(logging.ERROR, "edgeonnx.slots"):
         assert store.read_state("tiny") == SlotState(model="tiny", active=state.active)
         store.read_state("tiny")
-    assert [record.message for record in caplog.records] == [
+    (record,) = caplog.records
+    assert record.message == (
         "the state of tiny is lost (state.json is missing; state.backup.json is missing); "
         "version 1.1.0, which the link names, serves"
-    ]
+    )
     assert store.collect() == 0, "what the lost state may have named stays"
     assert store.slot_fault("tiny", state.previous.contents if state.previous else "") is None
 

@@ -14,7 +14,8 @@ from device_agent.slots.disk import Disk
 from device_agent.update import partial
 from device_agent.update.partial import NOTE_BYTES, NOTE_SECONDS, Note, PartialFile, note_of
 from edgeonnx.errors import NoSpaceError, StateError
-from tests.support.recording import Crash, Model, RecordingDisk, build, crashes, signature
+from tests.support.crash_model import Crash, Model, build, crashes, signature
+from tests.support.recording import RecordingDisk
 
 PATH = "blobs/sha256/ab/x.zst"
 TAG = '"v1"'
