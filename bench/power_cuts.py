@@ -53,7 +53,7 @@ def by_crash(world: World, most: int, rng: random.Random) -> Iterator[tuple[int,
         world.run(stage, device, disk)
         shutil.rmtree(device)
         states = list(crash_states(world.before[number], disk.operations, rng, wild=WILD))
-        for place, name, tree in spread(states, most // len(STAGES), rng):  # type: ignore[misc]
+        for place, name, tree in spread(states, most // len(STAGES), rng):
             device = world.place()
             build(tree, device)
             try:
@@ -73,7 +73,7 @@ def by_fault(world: World, most: int, rng: random.Random) -> Iterator[tuple[int,
         world.run(stage, device, disk)
         shutil.rmtree(device)
         points += [(number, at) for at in range(1, disk.count + 1)]
-    for index, (number, at) in enumerate(spread(points, most, rng)):  # type: ignore[misc]
+    for index, (number, at) in enumerate(spread(points, most, rng)):
         name, fault = FAULTS[(index + number) % len(FAULTS)]
         try:
             device, _ = world.faulty(number, FaultyDisk(at, **fault))  # type: ignore[arg-type]

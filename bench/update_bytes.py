@@ -2,7 +2,7 @@
 
 Four updates, each built with `--base` on the bundle that the device has, published by the real publisher, with deltas:
 
-- head: a classifier on the frozen encoder, whose linear head was trained anew on twice as many texts;
+- head: the sentiment classifier of `bench/sentiment.py`, its encoder frozen and its linear head trained anew;
 - fine-tune: all weights of MiniLM, 250 steps of 32 texts at 2e-5 (AdamW), on human sentiment scores;
 - the same, packaged without `--base`: the peer, made with the same tools in the same run;
 - unchanged: the same model under a new version.
@@ -29,7 +29,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.deltas import parts
-from bench.sentiment import BATCH, LABELS, MAX_TOKENS, RANGE, SEED, THREADS, Job, split_rows, training_batches
+from bench.sentiment import (
+    BATCH,
+    JOBS,
+    MAX_TOKENS,
+    RANGE,
+    SEED,
+    THREADS,
+    Job,
+    split_rows,
+    targets,
+    train,
+    training_batches,
+)
 from edgeonnx.bundle import Bundle, open_bundle
 from edgeonnx.repository.publish import DeltaBase
 from edgeonnx.spec.release import blob_path, channel_target, release_target
@@ -47,8 +59,8 @@ RATE = 2e-5
 HEAD_RATE = 1e-3
 """The head of the fine-tune starts from noise and is thrown away: it learns fast, and the steps go to the encoder."""
 MEASURED_TEXTS = 2000
-HEAD_TEXTS = (2000, 4000)
-"""Texts that the first and the second head of the frozen encoder are trained on."""
+CLASSIFIER_STEPS = 200
+HEAD_TEXTS = 4000
 HEAD_STEPS = 400
 
 WHOLE, INT8, FP32 = "whole bundle", "encoder/cpu-int8 alone", "encoder/cpu-fp32 alone"
@@ -212,20 +224,24 @@ def build(source: Path, name: str, version: str, base: Bundle | None = None, *, 
 
 
 def train_all() -> tuple[Path, list[Path]]:
-    """The fine-tuned model and the two classifiers; what is there already is taken."""
+    """The fine-tuned model, and the classifier with its old and its new head; what is there already is taken."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    fine_tuned = WORK / "minilm-sentiment"
+    fine_tuned, new_head = WORK / "minilm-sentiment", WORK / "new-head"
     if not fine_tuned.is_dir():
         print(f"training all weights for {STEPS} steps ...", flush=True)
         print(f"correlation with human sentiment on held-out texts: {fine_tune(fine_tuned):.3f}", flush=True)
-    heads = [WORK / f"head-{count}" for count in HEAD_TEXTS]
-    if not all(folder.is_dir() for folder in heads):
-        print(f"training heads on {' and '.join(map(str, HEAD_TEXTS))} texts ...", flush=True)
-        train_heads(heads)
-    return fine_tuned, heads
+    classifier = JOBS[0]
+    if not classifier.directory.is_dir():
+        print(f"training the classifier for {CLASSIFIER_STEPS} steps ...", flush=True)
+        train(classifier, split_rows()[0], CLASSIFIER_STEPS)
+    if not new_head.is_dir():
+        print("training its head anew ...", flush=True)
+        before, after = train_head(classifier, new_head)
+        print(f"accuracy on held-out texts: {before:.3f} before, {after:.3f} with the new head", flush=True)
+    return fine_tuned, [classifier.directory, new_head]
 
 
 def fine_tune(folder: Path) -> float:
@@ -279,43 +295,54 @@ def fine_tune(folder: Path) -> float:
     return float(np.corrcoef(found, [score for score, _ in measured])[0, 1])
 
 
-def train_heads(folders: Sequence[Path]) -> None:
-    """Train linear classifiers of sentiment on the pooled output of the frozen encoder, and save them."""
+def train_head(job: Job, folder: Path) -> tuple[float, float]:
+    """Train the linear head of a classifier from noise, its encoder frozen, and save the model.
+
+    Args:
+        job: The classifier.
+        folder: Is made when the model is complete.
+
+    Returns:
+        Accuracy on held-out texts with the old head and with the new one.
+    """
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     torch.manual_seed(SEED)
     torch.set_num_threads(THREADS)
-    job = Job(name="classifier", metric="accuracy", agreement="agreement")
-    rows = split_rows()[0][: max(HEAD_TEXTS)]
-    start = str(minilm_directory())
-    names: dict[str, Any] = {
-        "id2label": dict(enumerate(LABELS)),
-        "label2id": {name: i for i, name in enumerate(LABELS)},
-    }
-    model = AutoModelForSequenceClassification.from_pretrained(start, **names).eval()
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    features = []
-    with torch.no_grad():
+    model = AutoModelForSequenceClassification.from_pretrained(job.directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(job.directory)
+
+    def pooled(rows: Sequence[tuple[float, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+        found = []
         for place in range(0, len(rows), BATCH):
             texts = [text for _, text in rows[place : place + BATCH]]
             inputs = tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
-            features.append(model.base_model(**inputs).pooler_output)
-    pooled, labels = torch.cat(features), torch.tensor([LABELS.index(str(job.label(score))) for score, _ in rows])
-    for folder, count in zip(folders, HEAD_TEXTS, strict=True):
-        optimizer = torch.optim.AdamW(model.classifier.parameters(), lr=1e-2)
-        for _ in range(HEAD_STEPS):
-            loss = torch.nn.functional.cross_entropy(model.classifier(pooled[:count]), labels[:count])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        print(f"{folder.name}: loss {loss.item():.3f}", flush=True)
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+            found.append(model.base_model(**inputs).pooler_output)
+        return torch.cat(found), torch.tensor(targets(job, [score for score, _ in rows]))
+
+    def accuracy() -> float:
+        return float((model.classifier(held_out).argmax(-1) == expected).float().mean())
+
+    training, held = split_rows()
+    with torch.no_grad():
+        features, labels = pooled(training[:HEAD_TEXTS])
+        held_out, expected = pooled(held[:MEASURED_TEXTS])
+        before = accuracy()
+    model.classifier.reset_parameters()
+    optimizer = torch.optim.AdamW(model.classifier.parameters(), lr=HEAD_RATE)
+    for _ in range(HEAD_STEPS):
+        loss = torch.nn.functional.cross_entropy(model.classifier(features), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(folder)
+    with torch.no_grad():
+        return before, accuracy()
 
 
 if __name__ == "__main__":

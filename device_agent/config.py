@@ -173,7 +173,8 @@ class UpdateConfig:
         state_dir: Folder in which releases are installed (`edgeonnx-agent enroll` begins it); None: no updates.
         interval_seconds: How often the serving process looks for a release; 0: never, something else runs
             `edgeonnx-agent update`. Each wait is between half of it and one and a half, so that a fleet spreads.
-        window: Local time in which new releases are fetched and installed ("02:00-05:00"); None: at any time.
+        window: Time of day in which new releases are fetched and installed ("02:00-05:00"); None: at any time.
+        window_zone: Time zone of the window ("Europe/Berlin"); None: that of this machine.
         metered: The link costs money: nothing but metadata is fetched.
         variants: "needed" fetches the variant that this device runs, and those that it falls back to; "all" fetches
             the whole bundle.
@@ -182,10 +183,14 @@ class UpdateConfig:
             (a start after a crash or a power cut is one).
         candidate_seconds: How long a release may take to load and to give its golden answers.
         candidate_memory_bytes: Memory that it may take meanwhile; None: what the machine has left.
-        probation_seconds: How long a new version is watched before the previous one is let go.
-        probation_requests: Requests below which error rate and latency of a new version are not judged.
-        probation_errors: Largest share of its requests that may fail for reasons of the agent's own.
-        probation_latency: Largest ratio of its median latency to that of the previous version.
+        probation_seconds: How long a new version is watched before it counts as good; after a restart of the agent
+            anew.
+        probation_requests: Requests below which error rate and latency of a new version are not judged; of a version
+            that fails hard, half as many faults among the last ones are enough.
+        probation_errors: Largest share of its requests that may fail for reasons of the agent's own, beyond the share
+            of the version before.
+        probation_latency: Largest ratio of the median time of its requests, without the wait for a runner, to that of
+            the version before.
         report_url: Where each step is reported by HTTP POST; None: nowhere.
         connect_seconds: How long one connection to the repository may take to be made, with TLS.
         stall_seconds: How long the repository may be silent, and the time in which it must send `stall_bytes`.
@@ -210,6 +215,7 @@ class UpdateConfig:
     state_dir: Path | None = None
     interval_seconds: Annotated[float, Range(0)] = 3600.0
     window: str | None = None
+    window_zone: str | None = None
     metered: bool = False
     variants: Annotated[str, OneOf(("needed", "all"))] = "needed"
     disk_reserve_bytes: Annotated[int, Range(0)] = 256 * MIB

@@ -18,6 +18,7 @@ from device_agent.slots.store import Store
 from device_agent.supervision.boot import after_failed_load, at_start, next_choice, on_probation
 from device_agent.update.clock import Clock
 from device_agent.update.journal import change_state
+from device_agent.update.reports import STATUS_FILE, Status, read_status
 from edgeonnx.bundle import identify
 from edgeonnx.errors import BundleError, EdgeOnnxError, UpdateError, printable
 
@@ -46,6 +47,7 @@ class Installation:
         unfit: For each model the digests that did not load in this process, with the reason.
         problems: For each model what was wrong with its state at the start, in words.
         first: The bundle that is loaded first; None if nothing is installed.
+        last_run: How the last update ended, whoever began it, as it was read last.
     """
 
     def __init__(self, store: Store, factory: dict[str, Path] | None = None) -> None:
@@ -54,6 +56,8 @@ class Installation:
         self.unfit: dict[str, dict[str, str]] = {}
         self.problems: dict[str, str] = {}
         self.first: Path | None = None
+        self.last_run = Status()
+        self._last_run_stamp: tuple[int, ...] = ()
         self._known: dict[str, tuple[tuple[int, ...], SlotState]] = {}
         self._locks = ExitStack()
 
@@ -136,7 +140,10 @@ class Installation:
         return state
 
     def read_all(self) -> dict[str, SlotState]:
-        """The states of all models."""
+        """The states of all models; how the last update ended is read too."""
+        stamp = _stamp(self.store.root / STATUS_FILE)
+        if stamp != self._last_run_stamp:
+            self._last_run_stamp, self.last_run = stamp, read_status(self.store)
         return {name: self.read(name) for name in self.names()}
 
     def change(self, name: str, change: Change) -> SlotState:
@@ -182,6 +189,17 @@ class Installation:
         except UpdateError as refusal:
             logger.error("%s: %s", name, refusal)  # noqa: TRY400
         logger.error("%s %s does not load: %s", name, contents[:16], reason)
+
+    def written_anew(self, state: SlotState) -> None:
+        """Somebody wrote a model's state: what did not load may do so now (an update mends what is damaged).
+
+        But for what is on probation: it was judged.
+        """
+        release = on_probation(state)
+        kept = self.unfit.get(state.model, {})
+        self.unfit[state.model] = {
+            key: reason for key, reason in kept.items() if release is not None and key == release.contents
+        }
 
     def loaded(self, name: str, contents: str | None) -> None:
         """Take notice of a bundle that serves."""

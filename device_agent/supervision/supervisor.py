@@ -107,6 +107,7 @@ class Supervisor:
         self._probations: dict[str, Probation] = {}
         self._waiting: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
+        self._owed: dict[str, Installed] = {}
 
     async def start(self, first: Loading | None = None) -> None:
         """Load what is installed, and then the other bundles of the settings.
@@ -189,12 +190,15 @@ class Supervisor:
     async def look(self) -> None:
         """Do what the states say, once."""
         for name, state in (await asyncio.to_thread(self.installation.read_all)).items():
+            if name in self.states and state.sequence != self.states[name].sequence:
+                self.installation.written_anew(state)
             self._note(state)
             self._models.managed.add(name)
             if self.clock() < self._not_before.get(name, 0.0):
                 continue
             try:
                 await self._follow(name, state)
+                await self._settle(name)
                 await self._judge(name)
             except UpdateError as error:
                 logger.error("%s: %s; tried again in %g s", name, error, RETRY_SECONDS)  # noqa: TRY400
@@ -313,10 +317,25 @@ class Supervisor:
         try:
             await self._change(name, partial(_end, release=release, to=AttemptState.ROLLED_BACK, reason=verdict.reason))
         except UpdateError as error:
-            # What cannot be written down is done all the same.
+            # What cannot be written down is done all the same, and written when the disk takes it.
             logger.error("%s: %s", name, error)  # noqa: TRY400
             self.installation.unfit.setdefault(name, {})[release.contents] = verdict.reason
+            self._owed[name] = release
+            self._not_before[name] = self.clock() + RETRY_SECONDS
         await self._follow(name, self.states[name])
+
+    async def _settle(self, name: str) -> None:
+        """Write down a rollback that could not be written when it was done.
+
+        Raises:
+            UpdateError: It still cannot be.
+        """
+        release = self._owed.get(name)
+        if release is None:
+            return
+        reason = self.installation.unfit.get(name, {}).get(release.contents, "it was rolled back")
+        await self._change(name, partial(_end, release=release, to=AttemptState.ROLLED_BACK, reason=reason))
+        del self._owed[name]
 
     # States
 

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 def updates_view(supervisor: Supervisor) -> UpdatesView:
     """Updates as they are now."""
     runs = supervisor.runs
-    next_run = supervisor.next_run
+    next_run, last = supervisor.next_run, supervisor.installation.last_run
     return UpdatesView(
         enrolled=runs.enrolled,
         running=runs.running,
-        last_began=None if runs.last is None else round(runs.last.began, 3),
-        last_outcome="" if runs.last is None else runs.last.outcome,
+        checked_at=last.checked_at,
+        ok=last.ok,
+        message=last.message,
+        received_bytes=last.received_bytes_total,
         next_seconds=None if next_run is None else round(max(0.0, next_run - supervisor.clock()), 1),
         counts=dict(runs.counts),
         models=[_installed(state, supervisor) for _, state in sorted(supervisor.states.items())],

@@ -84,7 +84,7 @@ def open_parts(config: AgentConfig, settings_file: Path | None, store: Store, *,
         UsageError: A setting is wrong.
     """
     update = config.update
-    window = None if update.window is None else Window.parse(update.window)
+    window = None if update.window is None else Window.parse(update.window, update.window_zone)
     enrollment = read_enrollment(store)
     store.prepare()
     clock = Clock(store.root / "clock.json", store.disk)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from edgeonnx.spec.rollout import ModelOffers, Offer, OfferState
 from edgeonnx.spec.versions import version_order
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
     from device_agent.slots.state import SlotState
 
 MINUTES = 24 * 60
@@ -46,17 +49,19 @@ class Window:
     Attributes:
         begin: Its first minute.
         end: The minute after its last one.
+        zone: The time zone; None: that of this machine.
     """
 
     begin: int
     end: int
+    zone: ZoneInfo | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Window:
-        """Read "02:00-05:00".
+    def parse(cls, text: str, zone: str | None = None) -> Window:
+        """Read "02:00-05:00", and the name of a time zone.
 
         Raises:
-            UsageError: It is something else, or empty.
+            UsageError: It is something else, or empty, or this machine knows no such zone.
         """
         found = _WINDOW.fullmatch(text)
         if found is None or found.group(1, 2) == found.group(3, 4):
@@ -67,11 +72,32 @@ class Window:
                 found=repr(text[:40]),
             )
         hours = [int(part) for part in found.groups()]
-        return cls(begin=hours[0] * 60 + hours[1], end=hours[2] * 60 + hours[3])
+        found_zone = None if zone is None else _zone(zone)
+        return cls(begin=hours[0] * 60 + hours[1], end=hours[2] * 60 + hours[3], zone=found_zone)
 
-    def contains(self, minute: int) -> bool:
+    def contains(self, seconds: float) -> bool:
+        """Whether a moment, in seconds since 1970, is in it."""
+        local = datetime.fromtimestamp(seconds, self.zone)
+        return self.contains_minute(local.hour * 60 + local.minute)
+
+    def contains_minute(self, minute: int) -> bool:
         """Whether a minute of the day is in it."""
         return (minute - self.begin) % MINUTES < (self.end - self.begin) % MINUTES
+
+
+def _zone(name: str) -> ZoneInfo:
+    from zoneinfo import ZoneInfo  # few devices name a zone
+
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, LookupError):
+        raise UsageError(
+            "this machine knows no such time zone",
+            where="update.window_zone",
+            expected='a name such as "Europe/Berlin"',
+            found=repr(name[:40]),
+            hint="install the package tzdata if the name is right",
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

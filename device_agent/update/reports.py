@@ -239,6 +239,8 @@ def post(url: str, body: bytes) -> None:
     Raises:
         OSError: It was not taken.
     """
+    if not url.startswith(("http://", "https://")):
+        raise OSError("update.report_url is no http:// or https:// URL")
     import urllib3
     from urllib3.exceptions import HTTPError
 

@@ -5,9 +5,9 @@ what all variants need, and the graphs of those that this machine would run; the
 The variants that are left out are named in the slot's `partial.json`.
 
 A new slot gets its name last: it is built beside, and one that has its name is complete and durable. A slot that is
-there already is completed or repaired in place, file by file: each file is verified before it gets its name, and
-`partial.json`, which says what may be missing, is replaced last. So at no time does a slot promise what it lacks, and
-a process that serves from it does not notice.
+there already is completed or repaired in place, file by file: each file is verified before it gets its name in one
+step, and `partial.json`, which says what may be missing, is replaced last. So at no time does a slot promise what it
+lacks, or hold what it does not list: it may be the one that serves, and power may fail at any moment.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ class Staging:
             listed = FileList.from_bytes(self._contents.read(release.contents))
             if len(listed.files) > MAX_FILES:
                 raise self._refused("it has too many files", f"at most {MAX_FILES:,}")
-            if any(entry.path.lower() == PARTIAL_FILE for entry in listed.files):
-                raise self._refused(f"it lists {PARTIAL_FILE}, which belongs to the device", "a list without it")
+            twofold = not_both(entry.path for entry in listed.files)
+            if twofold is not None:
+                raise self._refused(f"it lists {twofold}, which belongs to the device or is also a folder")
             first = needs.metadata_files(listed)
             if sum(entry.size for entry in first) > MAX_METADATA_BYTES * 2:
                 raise self._refused("its metadata are too large", f"at most {MAX_METADATA_BYTES * 2:,} bytes")
@@ -256,27 +257,39 @@ class Staging:
             touched = set()
             for path, digest in digests.items():
                 target = self._slot / path
-                if _same_file(target, self._store.blob(digest)):
-                    continue
-                beside = target.with_name(f".{target.name}.new")
-                disk.make_folder(target.parent)
-                disk.remove(beside)
-                self._store.place(digest, beside)
-                if target.is_dir() and not target.is_symlink():
-                    disk.remove(target)
-                disk.rename(beside, target)
-                touched.add(target.parent)
+                if not _same_file(target, self._store.blob(digest)):
+                    self._place(digest, target)
+                    touched.add(target.parent)
             for folder in sorted(touched):
                 disk.sync_folder(folder)
             self._write_partial(_every(described.manifest) - frozenset(wanted))
 
+    def _place(self, digest: str, target: Path) -> None:
+        """Give a file of the slot its verified content, in one step: a bundle has no half-made files beside it."""
+        disk = self._store.disk
+        disk.remove(self._beside)
+        self._store.place(digest, self._beside)
+        disk.make_folder(target.parent)
+        if target.is_dir() and not target.is_symlink():
+            disk.remove(target)
+        disk.rename(self._beside, target)
+
     def _write_partial(self, absent: frozenset[str]) -> None:
         path, disk = self._slot / PARTIAL_FILE, self._store.disk
-        if not absent:
+        if absent and self._absent() == absent:
+            return
+        if absent:
+            disk.remove(self._beside)
+            disk.create(self._beside, [Partial(absent=absent).to_bytes()], mode=0o444)
+            disk.move(self._beside, path)
+        else:
             disk.remove(path)
             disk.sync_folder(self._slot)
-        elif self._absent() != absent:
-            disk.replace(path, Partial(absent=absent).to_bytes(), mode=0o444)
+
+    @property
+    def _beside(self) -> Path:
+        """Where a file lies before it gets its name in the slot."""
+        return self._store.incoming / f"{self._release.contents}.place.new"
 
     def _check(self) -> None:
         """The slot must be a bundle: a signed list may still be wrong."""
@@ -314,6 +327,21 @@ def check_room(store: Store, missing: Collection[FileEntry], limits: Limits) -> 
             found=f"{free:,} bytes",
             hint="make room, or lower update.disk_reserve_bytes",
         )
+
+
+def not_both(paths: Iterable[str]) -> str | None:
+    """A path of a list that cannot be a file, because another one needs it as a folder, or the device as its own file.
+
+    Pure; case does not count, as on the file systems where bundles are copied to.
+    """
+    files = {path.lower() for path in paths}
+    if PARTIAL_FILE in files:
+        return PARTIAL_FILE
+    files |= {CONTENTS_FILE, PARTIAL_FILE}
+    folders = {
+        "/".join(parts[:count]) for parts in (path.split("/") for path in files) for count in range(1, len(parts))
+    }
+    return min(files & folders, default=None)
 
 
 def _every(manifest: Manifest) -> frozenset[str]:

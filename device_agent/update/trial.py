@@ -45,6 +45,8 @@ class Kind(Enum):
     """It is wrong, or takes more than it may: that will not change."""
     CRASHED = "crashed"
     """It ended without a word, or had to be ended: a power cut, or the machine, may be the reason. Worth a try."""
+    STARVED = "starved"
+    """The machine was about to run out of memory: worth a try, but not at once."""
     POSTPONED = "postponed"
     """This machine lacks something: settings, memory, a library. The release is not to blame."""
 
@@ -232,7 +234,7 @@ def over_memory(used: int, available: int | None, limit: int | None) -> tuple[Ki
         return Kind.REJECTED, f"it took {used:,} bytes of memory; update.candidate_memory_bytes is {limit:,}"
     # Only what it takes itself can be had back by ending it.
     if available is not None and available < LOW_MEMORY_BYTES < used:
-        return Kind.CRASHED, f"the machine had {available:,} bytes of memory left while it took {used:,}"
+        return Kind.STARVED, f"the machine had {available:,} bytes of memory left while it took {used:,}"
     return None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from device_agent.slots.state import Installed, SlotState, begin, step
@@ -121,13 +120,12 @@ class Updater:
     def _situation(self, model: str, offers: ModelOffers) -> Situation:
         parts = self._parts
         state = parts.store.read_state(model)
-        now = datetime.fromtimestamp(parts.clock.effective())
         return Situation(
             device=parts.enrollment.device,
             state=state,
             offers=offers,
             metered=parts.config.update.metered,
-            in_window=parts.window is None or parts.window.contains(now.hour * 60 + now.minute),
+            in_window=parts.window is None or parts.window.contains(parts.clock.effective()),
             here=frozenset(each for each in state.in_use() if parts.store.slot_fault(model, each) is None),
         )
 
@@ -270,6 +268,8 @@ class Updater:
             if verdict.kind is Kind.POSTPONED:
                 return self._go(state, AttemptState.CANDIDATE, verdict.reason, tries_left=attempt.tries_left)
             state = self._go(state, AttemptState.CANDIDATE, verdict.reason)
+            if verdict.kind is Kind.STARVED:
+                return state
             attempt = state.running
         return state
 

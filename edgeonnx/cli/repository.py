@@ -99,14 +99,14 @@ def init(
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Files, Settings, create_repository
+    from edgeonnx.repository.create import check_new
     from edgeonnx.repository.keys import home_of, keys_for
     from edgeonnx.repository.listing import list_roles
     from edgeonnx.repository.roles import EXPIRES, RELEASES, ROLES
 
     settings = Settings(expires={**EXPIRES, **_periods(expires or [])})
     files = Files(repo)
-    if any(files.walk("metadata")):
-        raise UsageError("there is a repository already", where=str(repo), hint="choose another folder")
+    check_new(files)
     further = [] if offline_keys is None else [offline_keys]
     store = open_keys(keys, Passphrase(file=passphrase_file, new=True, unencrypted=unencrypted), repo, further=further)
     counts = {role: threshold if role == RELEASES else 1 for role in ROLES}

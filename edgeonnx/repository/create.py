@@ -18,7 +18,7 @@ from tuf.api.metadata import (
 
 from edgeonnx.errors import UsageError
 from edgeonnx.repository.draft import Draft
-from edgeonnx.repository.files import HOST, Files
+from edgeonnx.repository.files import HOST, SERVED, Files
 from edgeonnx.repository.roles import (
     DELEGATED,
     EXPIRES,
@@ -32,7 +32,7 @@ from edgeonnx.repository.roles import (
     delegator_of,
     utc_now,
 )
-from edgeonnx.repository.state import State
+from edgeonnx.repository.state import State, metadata_path
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.parse import parse_document
 
@@ -109,8 +109,7 @@ def create_repository(
     for role in ROLES:
         check_threshold(role, needed[role], len({key.keyid for key in role_keys[role]}))
     with files.lock():
-        if any(files.walk("metadata")):
-            raise UsageError("there is a repository already", where=str(files.root), hint="choose another folder")
+        check_new(files)
         draft = Draft(files, State(metadata={}), now=now or utc_now(), expires=chosen.expires)
         draft.next = _first_metadata()
         for role in ROLES:
@@ -121,6 +120,19 @@ def create_repository(
         set_thresholds(draft, needed)
         files.write(SETTINGS, chosen.to_bytes())
         return draft.commit(keys)
+
+
+def check_new(files: Files) -> None:
+    """Refuse a folder that holds a repository, also one that lost its timestamp.
+
+    What a `create_repository` that was stopped left behind is no repository: nobody has seen it.
+
+    Raises:
+        UsageError: It does.
+    """
+    unfinished = {metadata_path(role, 1) for role in ROLES if role != TIMESTAMP}
+    if set(files.walk(*SERVED)) - unfinished:
+        raise UsageError("there is a repository already", where=str(files.root), hint="choose another folder")
 
 
 def _first_metadata() -> dict[str, AnyMetadata]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from edgeonnx.errors import UsageError
 from edgeonnx.repository.share import show_share
-from edgeonnx.spec.paths import check_bundle_version
+from edgeonnx.spec.paths import check_bundle_name, check_bundle_version
 from edgeonnx.spec.rollout import WHOLE, Channel, ModelOffers, Offer, OfferState
 from edgeonnx.spec.versions import version_order
 
@@ -34,6 +34,20 @@ class OfferChange:
     state: OfferState | None = None
     minimum_version: str | None = None
     force: bool = False
+
+
+def check_channel(name: str) -> str:
+    """Return `name` if it can name a channel: it becomes a part of a path and of a URL.
+
+    Raises:
+        UsageError: It has other characters than lower-case letters, digits and `._-`, or is too long.
+    """
+    try:
+        return check_bundle_name(name)
+    except UsageError as error:
+        raise UsageError(
+            "the channel's name cannot be used", where="--channel", expected=error.expected, found=error.found
+        ) from None
 
 
 def changed(channel: Channel, change: OfferChange) -> Channel:

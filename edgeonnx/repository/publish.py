@@ -21,7 +21,7 @@ from edgeonnx.repository.blobs import Written, blob_size, file_size, write_blobs
 from edgeonnx.repository.deltas import plan_deltas
 from edgeonnx.repository.earlier import Earlier, read_content
 from edgeonnx.repository.files import BLOBS_LOCK
-from edgeonnx.repository.offers import OfferChange, changed
+from edgeonnx.repository.offers import OfferChange, changed, check_channel
 from edgeonnx.repository.roles import OFFLINE, ONLINE, RELEASES, ROLLOUT, SNAPSHOT, TIMESTAMP
 from edgeonnx.repository.state import read_channel, read_release, read_releases, target_path
 from edgeonnx.spec.contents import CONTENTS_FILE
@@ -106,6 +106,7 @@ def publish(
         KeyStoreError: A key is missing.
         RepositoryBusyError: Another process publishes.
     """
+    check_channel(channel)
     bundle = open_bundle(path)
     verify_files(bundle)
     name, version = bundle.manifest.name, bundle.manifest.version
@@ -121,21 +122,26 @@ def publish(
     repository.state()  # before the locks, which would make a folder in what is no repository
     with repository.files.lock(BLOBS_LOCK):
         with repository.changing() as draft:  # what makes no sense is said before anything is written
-            prepared = _known_release(draft, bundle)
+            known = _known_release(draft, bundle)
             _channel_after(draft, change)
-            _check_signer(draft, keys, prepared)
+            _check_signer(draft, keys, known)
         written = write_blobs(draft.files, bundle, on_blob)
-        if prepared is None:
-            prepared = _describe(bundle, _deltas(draft, bundle, deltas))
-        else:
-            _repair_deltas(draft, bundle, prepared)
-        with repository.changing() as draft:  # a share may have changed meanwhile, so this begins anew
+        prepared = _prepare(draft, bundle, known, deltas)
+        with repository.changing() as draft:  # shares may have changed meanwhile, so this begins anew
             known = _known_release(draft, bundle)
             if known is None:
                 add_target(draft, RELEASES, release_target(name, version), prepared.to_bytes())
             policy = _channel_after(draft, change)
             missing = conclude(draft, (change,), keys)
     return Published(release=known or prepared, new=known is None, written=written, channel=policy, missing=missing)
+
+
+def _prepare(draft: Draft, bundle: Bundle, known: Release | None, deltas: DeltaBase | None) -> Release:
+    """The release to be signed, with its deltas written; one that is signed already has them repaired."""
+    if known is None:
+        return _describe(bundle, _deltas(draft, bundle, deltas))
+    _repair_deltas(draft, bundle, known)
+    return known
 
 
 def conclude(draft: Draft, changes: tuple[OfferChange, ...], keys: KeyStore) -> tuple[Missing, ...]:

@@ -55,5 +55,6 @@ def retire(repository: Repository, keys: KeyStore, name: str, version: str) -> t
         if draft.next:  # in two steps: the channels need online keys alone, and no channel may name what is not signed
             draft.commit(keys)
     with repository.changing() as draft:
+        pending.refuse_other(draft.files)
         del draft.edit_targets(RELEASES).targets[release_target(name, version)]
         return conclude(draft, (), keys)

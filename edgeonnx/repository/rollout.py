@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import UsageError
-from edgeonnx.repository.offers import OfferChange
+from edgeonnx.repository.offers import OfferChange, check_channel
 from edgeonnx.repository.publish import apply_change
 from edgeonnx.repository.roles import RELEASES, ROLLOUT
 from edgeonnx.repository.state import read_channel, read_release
@@ -53,6 +53,7 @@ def change_offer(
         KeyStoreError: An online key is missing.
         RepositoryBusyError: Another process changes the repository.
     """
+    check_channel(channel)
     with repository.changing() as draft:
         name, chosen = _choose(draft, channel, model, version)
         contents = _contents(draft, name, chosen)
@@ -77,7 +78,7 @@ def find_channel(repository: Repository, state: State, channel: str) -> Channel:
     Raises:
         UsageError: There is no such channel.
     """
-    found = read_channel(repository.files, state.targets(ROLLOUT), channel)
+    found = read_channel(repository.files, state.targets(ROLLOUT), check_channel(channel))
     if found is None:
         raise _no_channel(state, channel)
     return found

@@ -148,6 +148,18 @@ def test_names_of_roles_are_no_paths_here(device: Device, name: str) -> None:
     assert all(path.read_bytes() == data for path, data in before.items() if path.name == "root.json")
 
 
+@pytest.mark.parametrize("name", [True, -1, 1 << 70, None, ["rollout"]], ids=str)
+def test_a_role_whose_name_is_no_text_is_refused(device: Device, name: object) -> None:
+    """python-tuf takes it, and fails later in a way of its own."""
+
+    def change(signed: dict[str, Any]) -> None:
+        signed["delegations"]["roles"][1]["name"] = name
+
+    device.repository.files[PATHS["targets"]] = device.repository.resign("targets", change)
+    with pytest.raises(UntrustedError, match=r"what came is not metadata.*name"):
+        take(device)
+
+
 WEIRD = st.sampled_from(
     [None, True, -1, 0, 1 << 70, 10**400, "", "x", "9999-12-31T23:59:59Z", [], {}, ["a"], {"a": {"version": 1}}]
 )

@@ -150,6 +150,8 @@ def test_what_makes_no_sense_is_refused_with_a_reason(
     roll = ("rollout", "--repo", place.repo, "--channel")
     assert "would shrink" in place.fails(2, *roll, "stable", "--to", "10%", keys="online")
     assert "no such channel" in place.fails(2, *roll, "beta", "--halt", keys="online")
+    assert "channel's name cannot be used" in place.fails(2, *roll, "../stable", "--halt", keys="online")
+    assert "channel's name cannot be used" in place.fails(2, *roll, "../stable", "--show")
     assert "only one of them" in place.fails(2, *roll, "stable", "--halt", "--resume", keys="online")
     assert "say what is to change" in place.fails(2, *roll, "stable", keys="online")
     assert "--show changes nothing" in place.fails(2, *roll, "stable", "--show", "--halt")

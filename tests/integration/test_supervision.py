@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +28,8 @@ from device_agent.slots.states import AttemptState
 from device_agent.slots.store import Store
 from edgeonnx.bundle import identify
 from tests.support import bundles
-from tests.support.agent import Agent, run_to_end
+from tests.support.agent import ROOT, Agent, environment, run_to_end
+from tests.support.repository import TestRepository
 from tests.support.tamper import relist
 
 PROBATION_SECONDS = 3.5
@@ -102,8 +105,11 @@ class Device:
 
     @property
     def arguments(self) -> tuple[str, ...]:
+        return self.arguments_with(SETTINGS)
+
+    def arguments_with(self, text: str) -> tuple[str, ...]:
         settings = self.made / "agent.toml"
-        settings.write_text(SETTINGS)
+        settings.write_text(text)
         return ("--config", str(settings), "--state-dir", str(self.root), "--runners", "1")
 
     def install(self, bundle: Path) -> Installed:
@@ -355,3 +361,32 @@ def test_a_damaged_slot_and_a_damaged_state_file(tmp_path: Path) -> None:
     # Nothing is wrong with the release: the next update may bring it again.
     assert device.state.active == old
     assert not device.state.is_blocked(new.contents)
+
+
+def test_the_agent_updates_itself_from_a_repository(tmp_path: Path) -> None:
+    """The real update process, begun by the agent: the first version at once, the next one at the next look."""
+    device = Device(tmp_path / "state", tmp_path)
+    repository = TestRepository.create(tmp_path / "repository")
+    repository.publish(bundles.make_bundle(tmp_path / "built", version="1", seed=1))
+    (tmp_path / "root.json").write_bytes(repository.root_bytes)
+    command = ["enroll", "--repo", str(repository.path), "--root", str(tmp_path / "root.json")]
+    done = run_verb(*command, "--state-dir", str(device.root))
+    assert done.returncode == 0, done.stderr
+    settings = SETTINGS.replace("interval_seconds = 0", "interval_seconds = 1\ndisk_reserve_bytes = 0")
+    with Agent(arguments=device.arguments_with(settings)) as agent:
+        assert "serves no model yet" in agent.ready_line
+        wait_until(lambda: serving(agent.url) == "1", 30)
+        repository.publish(bundles.make_bundle(tmp_path / "built", version="2", seed=2))
+        device.wait_for(AttemptState.COMMITTED, 30)
+        wait_until(lambda: serving(agent.url) == "2", 30)
+        status = httpx.get(f"{agent.url}/status.json", timeout=10).json()["updates"]
+        assert (status["enrolled"], status["ok"]) == (True, True)
+        assert status["received_bytes"] > 0
+        assert status["counts"]["ok"] >= 2
+    assert "Traceback" not in agent.log
+    assert not device.store.is_locked("update.lock")
+
+
+def run_verb(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "device_agent.cli.main", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=30)

@@ -275,4 +275,5 @@ def check_names(store: Store) -> None:
 
 def quiet() -> None:
     """Nothing is logged: thousands of devices are cut off."""
-    logging.getLogger("edgeonnx").setLevel(logging.CRITICAL)
+    for name in ("edgeonnx", "device_agent"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

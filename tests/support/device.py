@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from device_agent.slots.disk import Disk
 from device_agent.slots.state import SlotState, step
 from device_agent.slots.states import AttemptState
 from device_agent.slots.store import Store
-from device_agent.update.enrollment import Enrollment, enroll
+from device_agent.update.enrollment import Enrollment, enroll, read_enrollment
 from device_agent.update.parts import Parts, open_parts
 from device_agent.update.reports import Reporter
+from device_agent.update.sources import Body, Source
+from device_agent.update.sources.factory import open_source
 from device_agent.update.trial import Kind, Verdict
 from device_agent.update.updater import Outcome, Updater
 from edgeonnx.bundle import needs, open_bundle
@@ -44,6 +47,18 @@ class QuickFiles(Files):
         """Wait for nothing."""
 
 
+class Listening:
+    """A source that notes what it is asked for."""
+
+    def __init__(self, source: Source, asked: list[str]) -> None:
+        self._source, self._asked = source, asked
+
+    def open(self, path: str, *, offset: int = 0, validator: str | None = None) -> AbstractContextManager[Body]:
+        """Read a file; see `Source.open`."""
+        self._asked.append(path)
+        return self._source.open(path, offset=offset, validator=validator)
+
+
 def proves(*_: object) -> Verdict:
     """A candidate that is proven without being loaded."""
     return Verdict(kind=Kind.PROVEN, variants=("encoder/cpu-int8",))
@@ -64,6 +79,8 @@ class TestDevice:
         config: Its settings; a test may change them between two runs.
         prove: What proves a candidate.
         choose: What says which variants the machine runs.
+        asked: Paths that the last run asked the repository for.
+        received: Bytes that it received.
         sent: What was reported, if `config.update.report_url` is set.
     """
 
@@ -75,6 +92,8 @@ class TestDevice:
         self.config = AgentConfig(update=UpdateConfig(state_dir=folder, disk_reserve_bytes=0, retries=0))
         self.prove: Callable[..., Verdict] = proves
         self.choose: Callable[..., Verdict] = runs_first
+        self.asked: list[str] = []
+        self.received = 0
         self.sent: list[bytes] = []
         wanted = {"url": repository.path.as_uri(), "channel": "stable", "device": "device-1", **enrolled}
         enroll(self.store, Enrollment(**wanted), repository.root_bytes, self.config.update)
@@ -85,7 +104,9 @@ class TestDevice:
 
     def parts(self) -> Parts:
         """What the next run works with."""
-        parts = open_parts(self.config, None, self.store)
+        self.asked = []
+        source = open_source(read_enrollment(self.store).url, self.config.update)
+        parts = open_parts(self.config, None, self.store, source=Listening(source, self.asked))
         reporter = Reporter(
             self.store, self.config.update.report_url, parts.enrollment.device, lambda _, body: self.sent.append(body)
         )
@@ -93,7 +114,11 @@ class TestDevice:
 
     def update(self, *, dry: bool = False) -> Outcome:
         """One run, for the only model."""
-        (outcome,) = Updater(self.parts()).run(dry=dry)
+        parts = self.parts()
+        try:
+            (outcome,) = Updater(parts).run(dry=dry)
+        finally:
+            self.received = parts.downloader.received
         return outcome
 
     def state(self, model: str = "tiny") -> SlotState:

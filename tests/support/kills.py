@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from device_agent.slots.disk import Disk
 from device_agent.slots.store import Store
@@ -36,9 +37,10 @@ CALLS = (
 )
 WRITES = re.compile(r"^\d+ +(\w+)\((.*)")
 ATTACH_SECONDS = 10.0
+T = TypeVar("T")
 
 
-def spread(points: Sequence[object], most: int, rng: random.Random) -> list[object]:
+def spread(points: Sequence[T], most: int, rng: random.Random) -> list[T]:
     """At most so many of the points, by chance, in their order."""
     chosen = sorted(rng.sample(range(len(points)), min(most, len(points))))
     return [points[index] for index in chosen]
@@ -56,7 +58,7 @@ def by_disk(world: World, most: int, rng: random.Random) -> Iterator[tuple[int, 
         world.run(stage, device, disk)
         shutil.rmtree(device)
         points += [(number, at) for at in range(1, disk.count + 1)]
-    for number, at in spread(points, most, rng):  # type: ignore[misc]
+    for number, at in spread(points, most, rng):
         device = world.device(number)
         child = forked(lambda: world.run(STAGES[number], device, KillingDisk(at)))  # noqa: B023 - called at once
         _, status = os.waitpid(child, 0)
@@ -131,7 +133,7 @@ def by_strace(world: World, most: int, rng: random.Random) -> Iterator[tuple[int
         assert os.waitstatus_to_exitcode(status) == 0
         shutil.rmtree(device)
         points += [(number, point) for point in system_calls(log)]
-    for number, (name, at) in spread(points, most, rng):  # type: ignore[misc]
+    for number, (name, at) in spread(points, most, rng):
         device = world.device(number)
         inject = ("-e", f"inject={name}:signal=SIGKILL:when={at}")
         status = traced(lambda: world.run(STAGES[number], device, Disk()), inject, log)  # noqa: B023 - called at once

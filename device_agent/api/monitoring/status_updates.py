@@ -22,14 +22,6 @@ _KINDS = {
     AttemptState.REJECTED.value: "bad",
     AttemptState.ROLLED_BACK.value: "bad",
 }
-_OUTCOMES = {
-    "ok": ("good", "in order"),
-    "unreachable": ("warn", "the repository could not be reached"),
-    "untrusted": ("bad", "what the repository gave is not trusted"),
-    "device": ("bad", "this device could not take it: see the log"),
-    "failed": ("bad", "failed: see the log"),
-    "killed": ("bad", "was ended from outside"),
-}
 
 
 def updates_section(updates: UpdatesView) -> str:
@@ -44,9 +36,10 @@ def _looks(updates: UpdatesView) -> str:
     if not updates.enrolled:
         return '<span class="soft">This device is not enrolled: it asks no repository.</span>'
     parts = []
-    if updates.last_began is not None:
-        kind, text = _OUTCOMES.get(updates.last_outcome, ("bad", updates.last_outcome))
-        parts.append(f'last look {moment(updates.last_began)}: <strong class="{kind}">{escape(text)}</strong>')
+    if updates.checked_at is not None:
+        kind, text = ("good", "in order") if updates.ok else ("bad", "failed")
+        why = f" ({escape(updates.message)})" if updates.message else ""
+        parts.append(f'last look {moment(updates.checked_at)}: <strong class="{kind}">{text}</strong>{why}')
     if updates.running:
         parts.append("a look goes on now")
     elif updates.next_seconds is not None:

@@ -53,10 +53,14 @@ def update_metrics(updates: UpdatesView) -> Iterator[Metric]:
 def _runs(updates: UpdatesView) -> Iterator[Metric]:
     yield GaugeMetricFamily("edgeonnx_update_enrolled", "1 if the device has a repository to ask", updates.enrolled)
     yield GaugeMetricFamily("edgeonnx_update_running", "1 while an update runs", updates.running)
-    if updates.last_began is not None:
+    if updates.checked_at is not None:
         yield GaugeMetricFamily(
-            "edgeonnx_update_last_timestamp_seconds", "When the last update that ended began", updates.last_began
+            "edgeonnx_update_last_timestamp_seconds", "When the last update ended", updates.checked_at
         )
+        yield GaugeMetricFamily("edgeonnx_update_last_ok", "1 if the last update ended without an error", updates.ok)
+    yield CounterMetricFamily(
+        "edgeonnx_update_received_bytes", "Bytes that all updates of this device received", updates.received_bytes
+    )
     checks = CounterMetricFamily("edgeonnx_update_runs", "Updates that ended, by outcome", labels=["outcome"])
     for outcome, count in sorted(updates.counts.items()):
         checks.add_metric([outcome], count)

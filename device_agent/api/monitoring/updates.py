@@ -75,17 +75,23 @@ class UpdatesView:
     Attributes:
         enrolled: The device has a repository to ask.
         running: An update runs now.
-        last_began: When the last update that ended began, in seconds since 1970; None: none has ended yet.
-        last_outcome: What became of it: "ok", "unreachable", "untrusted", "device", "failed" or "killed"; or empty.
+        checked_at: When the last update ended, whoever began it, in seconds since 1970 by the effective time; None:
+            none has ended yet.
+        ok: It ended without an error.
+        message: Its error, or what it decided.
+        received_bytes: Bytes that all updates of this device received.
         next_seconds: Seconds until the next one; None: none is planned, or one runs.
-        counts: Updates that ended since the agent began to serve, by outcome.
+        counts: Updates that this agent began and that ended, by outcome: "ok", "unreachable", "untrusted", "device",
+            "failed" or "killed".
         models: The models of the state directory.
     """
 
     enrolled: bool
     running: bool
-    last_began: float | None = None
-    last_outcome: str = ""
+    checked_at: float | None = None
+    ok: bool = True
+    message: str = ""
+    received_bytes: int = 0
     next_seconds: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     models: Sequence[InstalledView] = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeonnx.errors import RepositoryError, UsageError
-from edgeonnx.repository import Settings
+from edgeonnx.repository import Files, Settings
 from edgeonnx.repository.create import read_settings
 from edgeonnx.repository.repository import MAX_SKEW, signing_time
 from edgeonnx.repository.roles import EXPIRES, LISTED, ROLES, SIGNED_AT, stamp
@@ -72,6 +72,28 @@ def test_periods_of_expiry_are_remembered(tmp_path: Path, time: Time, bundles: d
 def test_a_repository_is_not_made_twice(made: TestRepository) -> None:
     with pytest.raises(UsageError, match="a repository already"):
         TestRepository.create(made.path)
+
+
+def test_a_repository_that_was_not_finished_is_made_again(tmp_path: Path) -> None:
+    class Stopped(Files):
+        left = 3  # settings, root, targets
+
+        def rename(self, source: Path, target: Path) -> None:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            super().rename(source, target)
+
+    with pytest.raises(KeyboardInterrupt):
+        TestRepository.create(tmp_path / "repo", files=Stopped(tmp_path / "repo"))
+    assert (tmp_path / "repo" / "metadata" / "1.targets.json").exists()
+    assert verify(TestRepository.create(tmp_path / "repo").repository).faults == []
+
+
+def test_a_repository_that_lost_its_timestamp_is_not_made_again(repository: TestRepository) -> None:
+    (repository.path / "metadata" / "timestamp.json").unlink()
+    with pytest.raises(UsageError, match="a repository already"):
+        TestRepository.create(repository.path)
 
 
 def test_an_expired_repository_can_be_changed(made: TestRepository, time: Time, bundles: dict[str, Path]) -> None:

@@ -21,8 +21,16 @@ from device_agent.supervision.probation import HUNG_SECONDS
 from device_agent.supervision.runs import Run
 from device_agent.supervision.supervisor import RETRY_SECONDS, Supervisor
 from device_agent.supervision.view import updates_view
+from device_agent.update.reports import Status, write_status
 from edgeonnx.bundle import identify
-from edgeonnx.errors import ForbiddenError, GoldenSetError, IntegrityError, MemoryBudgetError, StateError
+from edgeonnx.errors import (
+    ForbiddenError,
+    GoldenSetError,
+    IntegrityError,
+    MemoryBudgetError,
+    RuntimeUnavailableError,
+    StateError,
+)
 from tests.unit.device_agent.supervision.conftest import Install, proven
 
 COMMITTED, PROBATION, PROVEN, ROLLED_BACK = (
@@ -58,9 +66,11 @@ class FakeModel:
 class Stage:
     """A device: its state directory, its models, and what happens to them."""
 
-    def __init__(self, store: Store, *, bundles: tuple[Path, ...] = (), config: UpdateConfig = CONFIG) -> None:
+    def __init__(
+        self, store: Store, *, bundles: tuple[Path, ...] = (), failures: dict[str, Exception] | None = None
+    ) -> None:
         self.store = store
-        self.failures: dict[str, Exception] = {}
+        self.failures = failures or {}
         self.loads: list[str] = []
         self.now = 1000.0
         self.models = Models(AgentConfig(bundles=bundles), self._load)
@@ -68,7 +78,7 @@ class Stage:
         self.installation = Installation.open(AgentConfig(bundles=bundles), store.root)
         self.installation.close()
         self.supervisor = Supervisor(
-            self.installation, self.models, config, self.runs, clock=lambda: self.now, chance=lambda: 0.5
+            self.installation, self.models, CONFIG, self.runs, clock=lambda: self.now, chance=lambda: 0.5
         )
 
     def _load(self, path: Path, config: AgentConfig, **_: Any) -> Any:
@@ -284,9 +294,15 @@ def test_what_cannot_be_written_down_is_rolled_back_all_the_same(
         assert stage.serving == "1"
         await stage.later(RETRY_SECONDS)
         assert stage.serving == "1"
+        assert "does not serve: 10 of its last 10 requests failed" in updates_view(stage.supervisor).models[0].degraded
+        # The disk takes writes again.
+        monkeypatch.undo()
+        await stage.later(RETRY_SECONDS)
+        assert (stage.serving, stage.state.active) == ("1", one)
 
     stage = play(scenario, SlotState(model="tiny", active=one))
-    assert "does not serve: 10 of its last 10 requests failed" in updates_view(stage.supervisor).models[0].degraded
+    assert stage.attempt == (ROLLED_BACK, "10 of its last 10 requests failed")
+    assert stage.state.is_blocked(two.contents)
 
 
 def test_a_release_is_not_swapped_in_where_that_cannot_be_written_down(
@@ -371,10 +387,9 @@ def test_an_operator_goes_back_while_a_version_is_on_probation(
 def test_a_damaged_active_bundle_gives_way_and_is_taken_again(
     play: Play, store: Store, one: Installed, two: Installed
 ) -> None:
-    def start(stage: Stage) -> None:
-        stage.failures["2"] = IntegrityError("a file differs")
-
     async def scenario(stage: Stage) -> None:
+        assert stage.serving == "1"
+        assert (stage.state.active, stage.state.previous) == (one, None)
         await stage.later()
         view = updates_view(stage.supervisor).models[0]
         assert (view.active, view.serving) == ("1", "1")
@@ -383,17 +398,8 @@ def test_a_damaged_active_bundle_gives_way_and_is_taken_again(
         await stage.later()
         assert stage.serving == "2"
 
-    store.write_state(SlotState(model="tiny", active=two, previous=one))
-    stage = Stage(store)
-    start(stage)
-
-    async def whole() -> None:
-        await stage.supervisor.start()
-        assert stage.serving == "1"
-        assert (stage.state.active, stage.state.previous) == (one, None)
-        await scenario(stage)
-
-    asyncio.run(whole())
+    failures: dict[str, Exception] = {"2": IntegrityError("a file differs")}
+    stage = play(scenario, SlotState(model="tiny", active=two, previous=one), failures=failures)
     assert stage.state.active == two
     assert not stage.state.blocked
 
@@ -500,13 +506,40 @@ class FakeRuns:
         return Run(outcome=outcome, began=0.0, seconds=0.0)
 
 
+def test_what_an_update_mended_is_tried_again(play: Play, store: Store, one: Installed, two: Installed) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.later()
+        assert (stage.serving, stage.loads) == ("1", ["2", "1"])
+        store.write_state(stage.state)
+        await stage.later()
+        assert (stage.serving, stage.loads) == ("1", ["2", "1", "2"])
+        del stage.failures["2"]
+        store.write_state(stage.state)
+        await stage.later()
+        assert stage.serving == "2"
+
+    failures: dict[str, Exception] = {"2": RuntimeUnavailableError("a library is missing")}
+    stage = play(scenario, SlotState(model="tiny", active=two, previous=one), failures=failures)
+    assert (stage.state.active, stage.state.previous) == (two, one)
+
+
+def test_how_the_last_update_ended_is_told(play: Play, store: Store, one: Installed) -> None:
+    async def scenario(stage: Stage) -> None:
+        write_status(store, Status(checked_at=5.0, ok=False, message="no route", received_bytes_total=7))
+        await stage.later()
+        view = updates_view(stage.supervisor)
+        assert (view.checked_at, view.ok, view.message, view.received_bytes) == (5.0, False, "no route", 7)
+
+    play(scenario, SlotState(model="tiny", active=one))
+
+
 def test_the_view(play: Play, store: Store, one: Installed, two: Installed) -> None:
     async def scenario(stage: Stage) -> None:
         store.write_state(proven(replace(stage.state, pin="2"), two))
         await stage.later()
         await stage.later(100)
         view = updates_view(stage.supervisor)
-        assert (view.enrolled, view.running, view.last_began, view.next_seconds) == (False, False, None, None)
+        assert (view.enrolled, view.running, view.checked_at, view.next_seconds) == (False, False, None, None)
         (model,) = view.models
         assert (model.name, model.active, model.serving, model.previous, model.pin) == ("tiny", "2", "2", "1", "2")
         assert (model.degraded, model.damage, model.rollbacks) == ("", "", 0)

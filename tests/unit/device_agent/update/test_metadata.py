@@ -329,6 +329,7 @@ def test_one_damaged_file_does_not_let_the_repository_go_back(
     repository.files.update(old)
     with pytest.raises(UntrustedError, match=r"older|version"):
         device.refresh()
+    assert device.versions().get("timestamp") != 2  # what is refused is not kept either
     repository.files.update(new)
     assert everything(device) == (b'{"channel": 1}', b'{"release": 1}')
     assert device.versions()["timestamp"] == 3
@@ -390,3 +391,37 @@ def test_a_repository_without_a_timestamp_may_be_at_another_address(device: Devi
     repository.files.clear()
     with pytest.raises(FetchError, match=r"no timestamp.*repository's address"):
         device.refresh()
+
+
+# The time.
+
+
+def test_the_pinned_root_tells_a_box_without_a_clock_the_time(tmp_path: Path, repository: Simulator) -> None:
+    device = Device(tmp_path, repository, Times(system=0.0))
+    assert device.clock().bound() == START.timestamp()
+    assert device.clock().behind
+
+
+def test_a_lost_clock_is_restored_from_what_was_accepted(device: Device, repository: Simulator) -> None:
+    repository.now += timedelta(days=30)
+    repository.release("rollout")
+    device.times.system = 0.0
+    device.refresh()
+    (device.folder / "clock.json").write_bytes(b"{")
+    repository.files.clear()
+    with pytest.raises(FetchError):
+        device.refresh()
+    assert device.clock().bound() == repository.now.timestamp()
+
+
+def test_enrolling_anew_takes_back_a_time_that_cannot_be(device: Device, repository: Simulator) -> None:
+    """The way out if a stolen key made up a time, and the memory of which key it was is lost."""
+    repository.now += timedelta(days=20_000)
+    repository.release("rollout")
+    with pytest.raises(UntrustedError, match="targets has expired"):
+        device.refresh()
+    (device.metadata / "anchor" / "floor.json").unlink()
+    repository.now = START
+    repository.publish("root")
+    device.open().bootstrap(repository.files["metadata/2.root.json"])
+    assert device.clock().bound() == START.timestamp()

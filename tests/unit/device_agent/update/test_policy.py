@@ -153,11 +153,24 @@ def test_a_device_in_the_share_takes_it_and_one_outside_does_not() -> None:
 )
 def test_a_time_window(text: str, inside: tuple[int, ...], outside: tuple[int, ...]) -> None:
     window = Window.parse(text)
-    assert all(window.contains(minute) for minute in inside)
-    assert not any(window.contains(minute) for minute in outside)
+    assert all(window.contains_minute(minute) for minute in inside)
+    assert not any(window.contains_minute(minute) for minute in outside)
 
 
 @pytest.mark.parametrize("text", ["", "2-5", "02:00", "24:00-05:00", "02:60-05:00", "02:00-02:00", "٠٢:٠٠-٠٥:٠٠"])
 def test_what_is_no_time_window_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="time window"):
         Window.parse(text)
+
+
+def test_a_time_window_is_in_its_zone_summer_and_winter() -> None:
+    window = Window.parse("02:00-05:00", "Europe/Berlin")
+    winter, summer = 1_768_000_000 // 86_400 * 86_400, 1_783_000_000 // 86_400 * 86_400  # midnights in UTC
+    assert [hour for hour in range(24) if window.contains(winter + hour * 3600)] == [1, 2, 3]
+    assert [hour for hour in range(24) if window.contains(summer + hour * 3600)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("zone", ["Mars/Olympus", "../../etc/passwd", "", "/etc/localtime"])
+def test_an_unknown_time_zone_is_refused(zone: str) -> None:
+    with pytest.raises(UsageError, match="window_zone"):
+        Window.parse("02:00-05:00", zone)

@@ -133,7 +133,7 @@ print('{"ok": true, "variants": ["%d", "%s"]}' % (os.nice(0), open("/proc/self/o
         (10, None, None, None),
         (101, PLENTY, 100, Kind.REJECTED),
         (100, PLENTY, 100, None),
-        (LOW_MEMORY_BYTES + 1, LOW_MEMORY_BYTES - 1, None, Kind.CRASHED),
+        (LOW_MEMORY_BYTES + 1, LOW_MEMORY_BYTES - 1, None, Kind.STARVED),
         (10, 0, None, None),
     ],
     ids=["fine", "unknown", "over", "at the limit", "machine low", "not its fault"],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -13,10 +14,18 @@ from device_agent.update.byhand import pinned, rolled_back
 from device_agent.update.policy import Action
 from device_agent.update.trial import Kind, Verdict
 from edgeonnx.bundle import open_bundle
-from edgeonnx.errors import BlobError, CandidateError, FetchError, NoSpaceError, StateError, UntrustedError
+from edgeonnx.errors import (
+    BlobError,
+    CandidateError,
+    EdgeOnnxError,
+    FetchError,
+    NoSpaceError,
+    StateError,
+    UntrustedError,
+)
 from edgeonnx.spec.release import blob_path
 from edgeonnx.spec.rollout import OfferState
-from tests.support.device import NOW, TestDevice
+from tests.support.device import NOW, QuickDisk, TestDevice
 from tests.support.repository import TestRepository
 
 Offer = Callable[[str], str]
@@ -62,17 +71,17 @@ def test_all_variants_are_fetched_where_the_settings_say_so(device: TestDevice) 
 
 
 def test_what_both_versions_have_is_not_fetched_again(device: TestDevice, offer: Offer) -> None:
-    device.install()
-    received = device.parts().downloader.received
+    first = device.install().active
+    assert first is not None
+    slot = device.store.slot("tiny", first.contents)
+    tokenizer = next(slot.rglob("tokenizer.json")).stat().st_ino
+    first_bytes = device.received
     offer("1.1.0")
-    parts = device.parts()
-    assert received == 0
-    device.update()
-    common = {
-        path.name for path in (device.store.root / "blobs").rglob("*") if path.is_file() and path.lstat().st_nlink > 2
-    }
-    assert len(common) >= 4  # the tokenizer, and what else does not depend on the weights
-    assert parts.downloader.received == 0
+    device.install()
+    active = device.state().active
+    assert active is not None
+    assert next(device.store.slot("tiny", active.contents).rglob("tokenizer.json")).stat().st_ino == tokenizer
+    assert device.received < first_bytes
 
 
 def test_an_update_leaves_the_active_slot_alone(device: TestDevice, offer: Offer) -> None:
@@ -162,6 +171,17 @@ def test_a_machine_that_lacks_something_is_not_the_release_s_fault(device: TestD
     assert device.update().error is None
 
 
+def test_a_machine_that_ran_low_on_memory_tries_again_in_the_next_run(device: TestDevice) -> None:
+    device.prove = lambda *_: Verdict(kind=Kind.STARVED, reason="the machine had little memory left")
+    for left in (2, 1, 0):
+        outcome = device.update()
+        assert isinstance(outcome.error, StateError)
+        attempt = outcome.state.running
+        assert attempt is not None
+        assert attempt.tries_left == left
+    assert isinstance(device.update().error, CandidateError)
+
+
 def test_a_machine_for_which_no_variant_fits_waits(device: TestDevice) -> None:
     device.choose = lambda *_: Verdict(kind=Kind.POSTPONED, reason="no variant of the bundle fits this device")
     outcome = device.update()
@@ -219,11 +239,10 @@ def test_a_withdrawn_release_gives_way_to_the_previous_one_without_a_download(
     device.install()
     repository.rollout("tiny", "1.1.0", state=OfferState.WITHDRAWN)
     device.set(metered=True)
-    parts = device.parts()
     outcome = device.update()
     assert outcome.decision.action is Action.INSTALL
     assert "because 1.1.0 was withdrawn" in outcome.decision.reason
-    assert parts.downloader.received == 0
+    assert device.asked == [path for path in device.asked if path.startswith(("metadata/", "targets/"))]
     device.commit()
     device.check_active("1.0.0")
 
@@ -297,20 +316,22 @@ def test_a_dry_run_says_how_much_would_be_fetched_and_changes_nothing(device: Te
     offer("1.1.0")
     before = device.state()
     outcome = device.update(dry=True)
+    graphs = blob_path(_graph_digest(device.repository, "1.1.0"))
+    assert graphs not in device.asked
     assert outcome.decision.action is Action.INSTALL
     assert outcome.fetch_bytes is not None
     assert 0 < outcome.fetch_bytes < 20_000
     assert device.state() == before
-    real = device.parts()
     device.update()
-    assert real.downloader.received <= outcome.fetch_bytes
+    blobs = [device.repository.path / path for path in device.asked if path.startswith(("blobs/", "deltas/"))]
+    assert 0 < sum(path.stat().st_size for path in blobs) <= outcome.fetch_bytes
 
 
 def test_a_metered_link_fetches_nothing_but_metadata(device: TestDevice) -> None:
     device.set(metered=True)
     outcome = device.update()
     assert outcome.decision.action is Action.WAIT
-    assert not any(path.is_file() for path in device.store.blobs.rglob("*"))
+    assert all(path.startswith(("metadata/", "targets/")) for path in device.asked)
 
 
 def test_a_file_that_somebody_removed_from_the_active_slot_is_fetched_again(device: TestDevice) -> None:
@@ -356,6 +377,61 @@ def test_a_variant_that_is_needed_later_completes_the_active_slot(device: TestDe
     after = device.state()
     device.update()
     assert device.state() == after
+
+
+class FailingDisk(QuickDisk):
+    """A disk that fails at one of its operations, and at all that follow."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(5, "Input/output error")
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        if flags & os.O_CREAT:
+            self._count()
+        return super().open(path, flags, mode)
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> int:
+        self._count()
+        return super().write(descriptor, data)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._count()
+        super().link(source, target)
+
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
+        self._count()
+        super().mkdir(path, mode)
+
+    def unlink(self, path: Path) -> None:
+        self._count()
+        super().unlink(path)
+
+
+def test_the_active_slot_can_be_opened_at_each_moment_while_it_is_completed(device: TestDevice) -> None:
+    device.install()
+    device.config = replace(device.config, runtime=replace(device.config.runtime, variant="cpu-fp32"))
+    device.choose = lambda *_: Verdict(kind=Kind.PROVEN, variants=("encoder/cpu-fp32",))
+    contents = device.state().active
+    assert contents is not None
+    slot = device.store.slot("tiny", contents.contents)
+    moments = 0
+    while "encoder/cpu-fp32" in open_bundle(slot).absent:
+        with contextlib.suppress(EdgeOnnxError):
+            device.store.disk = FailingDisk(moments)
+            device.update()
+        device.store.disk = QuickDisk()
+        device.check_active("1.0.0")
+        moments += 1
+    assert moments > 10
 
 
 def test_an_attempt_that_another_process_changed_is_left_to_it(device: TestDevice) -> None:
