@@ -137,9 +137,12 @@ def _awaited(outcome: Outcome, store: Store, settings: AgentConfig) -> Outcome:
             return replace(outcome, state=state, error=late)
         time.sleep(POLL_SECONDS)
     ended = state.attempt
-    if ended is not None and ended.state is AttemptState.ROLLED_BACK:
+    if ended is not None and ended.state in (AttemptState.ROLLED_BACK, AttemptState.REJECTED):
         error = CandidateError(
-            "the release was rolled back", where=f"{outcome.model} {ended.release.version}", found=ended.reason
+            f"the release {shown_state(ended.state)}",
+            where=f"{outcome.model} {ended.release.version}",
+            found=ended.reason,
+            hint="the version before it serves; this device does not take this release again",
         )
         return replace(outcome, state=state, error=error)
     return replace(outcome, state=state)

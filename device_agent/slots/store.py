@@ -136,7 +136,8 @@ class Store:
         try:
             yield
         except OSError as error:
-            where = str(error.filename or self.root)
+            # Of a rename or a link, the new name tells more.
+            where = str(error.filename2 or error.filename or self.root)
             if error.errno in FULL_DISK:
                 raise NoSpaceError(
                     f"{what} cannot be written: the disk is full",

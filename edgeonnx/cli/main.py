@@ -57,7 +57,7 @@ def _root(
 
 
 def _interrupted() -> NoReturn:
-    typer.echo("interrupted; nothing was written", err=True)
+    typer.echo("interrupted; what was there before is unchanged", err=True)
     raise typer.Exit(exits.INTERRUPTED) from None
 
 

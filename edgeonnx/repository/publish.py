@@ -108,6 +108,13 @@ def publish(
     """
     check_channel(channel)
     bundle = open_bundle(path)
+    if bundle.absent:
+        raise UsageError(
+            "only a whole bundle can be published",
+            where=str(path),
+            found=f"a device's copy without {', '.join(sorted(bundle.absent))}",
+            hint="publish the folder that `edgeonnx package` wrote",
+        )
     verify_files(bundle)
     name, version = bundle.manifest.name, bundle.manifest.version
     change = OfferChange(

@@ -314,6 +314,21 @@ def test_a_file_among_the_models_and_the_contents(store: Store, bundles: list[Pa
     assert (store.blobs / "notes").exists()
 
 
+@pytest.mark.parametrize(("ways", "most"), [("damages", 1), ("traps", 1)])
+def test_whatever_file_is_damaged_a_start_serves_and_an_update_ends_with_an_error_of_ours_or_well(
+    ways: str, most: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.damage", ways, str(most), "1"],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == []
+
+
 READ_ONLY = """
 import os, sys
 from pathlib import Path

@@ -56,7 +56,7 @@ def test_a_share_of_all_takes_everybody_and_one_of_nothing_nobody(device: str, s
 
 
 names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,20}", fullmatch=True).filter(
-    lambda name: name not in ("con", "prn", "aux", "nul") and not name[:3] in ("com", "lpt")
+    lambda name: name not in ("con", "prn", "aux", "nul") and name[:3] not in ("com", "lpt")
 )
 
 

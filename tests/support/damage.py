@@ -1,4 +1,4 @@
-"""`python -m tests.support.damage <seed>`: every file of a state directory is damaged, and the device started again.
+"""`python -m tests.support.damage`: every file of a state directory is damaged, and the device started again.
 
 A JSON line tells what went wrong: nothing served, an error that is none of ours, or a wait without end. It runs in a
 process of its own, whose alarm ends such a wait.
@@ -22,7 +22,7 @@ from edgeonnx.errors import EdgeOnnxError
 from tests.support.crash import MODEL, STAGES, World, memory_folder, quiet
 from tests.support.installed import QuickDisk
 
-SECONDS = 5
+SECONDS = 10
 """For one device; it takes a tenth of a second."""
 
 
@@ -46,6 +46,8 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "a link to a device": lambda path: path.unlink() or path.symlink_to("/dev/zero"),
     "a link to a folder": lambda path: path.unlink() or path.symlink_to("/etc"),
 }
+TRAPS = ("a pipe", "a link to a device")
+"""What waits for ever, or gives bytes for ever, when it is opened or read without care."""
 
 
 def files_of(state: Path) -> list[str]:
@@ -55,11 +57,10 @@ def files_of(state: Path) -> list[str]:
     return [name for name in names if not name.startswith("blobs/") and "/slots/" not in name]
 
 
-def damaged(world: World, rng: random.Random) -> Iterator[str]:
-    """Damage one file after the other, each as a pipe and in two other ways; yields what went wrong."""
+def damaged(world: World, kinds: Sequence[str], most: int, rng: random.Random) -> Iterator[str]:
+    """Damage one file after the other, each in at most `most` of the ways; yields what went wrong."""
     for name in files_of(world.before[1] / "state"):
-        others = [kind for kind in KINDS if kind != "a pipe"]
-        for kind in ("a pipe", *rng.sample(others, 2)):
+        for kind in rng.sample(kinds, min(most, len(kinds))):
             device = world.device(1)
             KINDS[kind](device / "state" / name)
             signal.alarm(SECONDS)
@@ -100,12 +101,14 @@ def _waited(*_: object) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Damage a device in every way and print what went wrong."""
+    """`<traps or damages> <most> <seed>`: damage devices and print what went wrong."""
+    kinds = TRAPS if arguments[0] == "traps" else [kind for kind in KINDS if kind not in TRAPS]
+    most, rng = int(arguments[1]), random.Random(int(arguments[2]))
     quiet()
     signal.signal(signal.SIGALRM, _waited)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     with memory_folder() as folder:
-        print(json.dumps(list(damaged(World(folder), random.Random(int(arguments[0]))))))
+        print(json.dumps(list(damaged(World(folder), kinds, most, rng))))
     return 0
 
 

@@ -44,7 +44,7 @@ def test_sigterm_while_writing_leaves_the_old_bundle_and_nothing_else(
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert out == ""
-    assert err.splitlines()[-1] == "interrupted; nothing was written"
+    assert err.splitlines()[-1] == "interrupted; what was there before is unchanged"
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-1.0.0"]
     assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == before

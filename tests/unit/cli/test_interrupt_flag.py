@@ -72,4 +72,4 @@ def test_an_error_over_a_swallowed_signal_is_told_as_the_interrupt(
     interrupt.install()
     done = CliRunner().invoke(app, ["package", "x", "--name", "n", "--version", "1", "--out", str(tmp_path)])
     assert done.exit_code == exits.INTERRUPTED
-    assert done.stderr == "interrupted; nothing was written\n"
+    assert done.stderr == "interrupted; what was there before is unchanged\n"

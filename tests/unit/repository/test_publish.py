@@ -22,7 +22,9 @@ from edgeonnx.repository.publish import DeltaBase
 from edgeonnx.repository.verify import verify
 from edgeonnx.spec.release import Release, blob_path, delta_path
 from edgeonnx.spec.rollout import WHOLE, Channel, OfferState
+from tests.support.bundles import CPU_VARIANTS, make_bundle
 from tests.support.repository import Reader, TestRepository
+from tests.support.tamper import leave_out
 from tests.unit.repository.conftest import copy_of
 
 RELEASE = "releases/tiny/1.1.0.json"
@@ -392,3 +394,11 @@ def test_no_name_is_given_to_two_contents_by_a_publisher_that_follows_one_that_w
     differing = [path for path, data in left.items() if after[path] != data]
     assert differing == ["metadata/timestamp.json"]
     assert hashlib.sha256(after["metadata/timestamp.json"]) != hashlib.sha256(left["metadata/timestamp.json"])
+
+
+def test_a_devices_part_of_a_bundle_cannot_be_published(repository: TestRepository, tmp_path: Path) -> None:
+    part = leave_out(make_bundle(tmp_path, variants=CPU_VARIANTS), "encoder/cpu-fp32")
+    before = snapshot_of(repository.path)
+    with pytest.raises(UsageError, match="only a whole bundle can be published.*without encoder/cpu-fp32"):
+        repository.publish(part)
+    assert snapshot_of(repository.path) == before
