@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 import orjson
@@ -99,6 +102,24 @@ class TextPath:
     def rows_of_tokens(self, rows: Sequence[Sequence[int]]) -> TokenRows:
         """Rows that a client tokenized itself, taken as they are: special tokens are the client's to add."""
         return TokenRows(rows, self.padding)
+
+
+_open: WeakValueDictionary[tuple[object, ...], TextPath] = WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def open_text_path(tokenizer_json: bytes, processing: TextProcessing, inputs: Sequence[str]) -> TextPath:
+    """The text path of a bundle; that of a model that is loaded already, where it is the same.
+
+    Two versions of a model mostly have one tokenizer. To open it is Python's work of some tens of milliseconds, which
+    requests to the version that serves would feel. Arguments and errors are those of `TextPath`.
+    """
+    key = (hashlib.sha256(tokenizer_json).digest(), processing, tuple(inputs))
+    with _opening:
+        found = _open.get(key)
+        if found is None:
+            found = _open[key] = TextPath(tokenizer_json, processing, inputs)
+        return found
 
 
 def vocabulary_size(tokenizer_json: bytes) -> int:

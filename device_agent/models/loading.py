@@ -220,7 +220,7 @@ def _load(
     from device_agent.inference.queue.batcher import Batcher
     from device_agent.inference.rows import per_token_outputs
     from device_agent.inference.session import runtime_build
-    from device_agent.inference.text import TextPath
+    from device_agent.inference.text import open_text_path
     from device_agent.models.tuning import tuned
 
     steps = around.steps
@@ -247,7 +247,7 @@ def _load(
     try:
         engine, plan = tuned(bundle, config, cache, open_with)
         steps.done("session")
-        text = TextPath(bundle.tokenizer_json(), bundle.manifest.processing, engine.inputs)
+        text = open_text_path(bundle.tokenizer_json(), bundle.manifest.processing, engine.inputs)
         make_batcher = partial(
             Batcher,
             engine,

@@ -85,7 +85,9 @@ class Updater:
         names = parts.enrollment.models or tuple(channel.models)
         outcomes = [self._guarded(name, channel.models.get(name, ModelOffers()), dry=dry) for name in names]
         if not dry:
-            self._collect()
+            # Whatever is linked or unlinked looks changed to a process that loads it at that moment.
+            if not any(_is_taken_up(outcome.state) for outcome in outcomes):
+                self._collect()
             parts.reporter.flush()
         return outcomes
 
@@ -162,6 +164,7 @@ class Updater:
             state = self._change(state, lambda found: begin(found, wanted, tries=tries, now=now))
         try:
             state = self._stage(state, release)
+            self._collect()
             return self._prove(state)
         except CandidateError as error:
             return self._go(state, AttemptState.REJECTED, str(error))
@@ -323,6 +326,12 @@ class Updater:
         state = change_state(self._parts.store, expected.model, checked)
         self._parts.reporter.state(state, self._parts.downloader.received)
         return state
+
+
+def _is_taken_up(state: SlotState) -> bool:
+    """Whether the serving process may be loading the attempt's release."""
+    attempt = state.running
+    return attempt is not None and attempt.state in (AttemptState.PROVEN, AttemptState.PROBATION)
 
 
 def _failure(before: SlotState, after: SlotState) -> EdgeOnnxError | None:

@@ -185,7 +185,7 @@ class Base:
         kept = node.child("kept")
         left = 0 if kept is None else len(list(kept.items()))
         scales = "and weight scales" if recipe.scheme is Scheme.ROWWISE else "but not weight scales"
-        return f"{len(groups)} groups ({migrated} with migration factors, {left} kept in fp32), names, {scales}"
+        return f"{len(groups)} groups ({migrated} with migration factors, {left} kept in fp32), names {scales}"
 
     def compare(self, recipe: VariantRecipe, graph: StoredGraph) -> Changes:
         """Compare a finished variant with what the base holds."""

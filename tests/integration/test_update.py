@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from tests.support.agent import ROOT, environment
 from tests.support.bundles import CPU_VARIANTS, make_bundle
 from tests.support.device import QuickFiles, TestDevice
 from tests.support.repository import TestRepository
-from tests.support.web import Fault, StaticServer
+from tests.support.web import StaticServer
 
 SETTINGS = """
 [update]
@@ -110,40 +108,3 @@ def test_a_device_installs_swaps_and_refuses(box: Box) -> None:
     finally:
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(timeout=20) == 0
-
-
-@pytest.mark.slow
-def test_an_update_that_is_killed_goes_on_and_leaves_no_process_behind(box: Box) -> None:
-    box.publish("1.1.0", seed=2)
-    box.server.fail("blobs/*", Fault(times=1, stall_after=20, stall_seconds=2))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "device_agent.update", *map(str, box.common)],
-        env=environment(),
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 20
-    while box.device.state().running is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()
-    process.wait(timeout=10)
-    attempt = box.device.state().running
-    assert attempt is not None
-    assert attempt.state.value == "downloading"
-    assert not [name for name in processes() if str(box.state) in name]
-    box.device.check_active("1.0.0")
-    assert box.device.update().error is None
-    box.device.commit()
-    box.device.check_active("1.1.0")
-
-
-def processes() -> list[str]:
-    """The command lines of all other processes."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if path.parent.name != str(os.getpid()):
-            try:
-                found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            except OSError:
-                continue
-    return found

@@ -11,6 +11,7 @@ from edgeonnx.errors import ManifestError
 from edgeonnx.model.graph import StoredGraph
 from edgeonnx.quantize.earlier import INT8, SCALE, EarlierPlan, read_constants, read_plan
 from edgeonnx.quantize.rowwise import RowwisePlan, migrate_outliers, plan_rowwise, quantize_rowwise
+from edgeonnx.quantize.static_qdq import quantize_static_qdq
 from edgeonnx.spec.parse import Node
 from tests.support.graphs import (
     Weights,
@@ -81,7 +82,8 @@ def test_the_plan_is_read_back(make: Callable[[Weights], StoredGraph]) -> None:
 def test_the_fixed_scales_of_a_gpu_have_factors_too() -> None:
     graph = attention_of_three_axes(_weights())
     plan = plan_rowwise(graph, CALIBRATION, static=True)
-    earlier = read_plan(_recipe(plan), migrate_outliers(graph, plan), graph)
+    quantized = quantize_static_qdq(migrate_outliers(graph, plan), CALIBRATION)
+    earlier = read_plan(_recipe(plan), quantized, graph)
     assert set(earlier.groups) == set(plan.groups)
     repeated = plan_rowwise(graph, OTHER_TEXTS, static=True, earlier=earlier)
     assert migrate_outliers(graph, repeated) == migrate_outliers(graph, plan)

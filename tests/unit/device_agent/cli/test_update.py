@@ -17,6 +17,7 @@ from device_agent.slots.state import step
 from device_agent.slots.states import AttemptState
 from device_agent.slots.store import Store
 from device_agent.update import enrollment, trial
+from device_agent.update.__main__ import main as scheduled
 from tests.support.bundles import make_bundle
 from tests.support.device import QuickDisk, QuickFiles, proves, runs_first
 from tests.support.repository import TestRepository
@@ -228,6 +229,19 @@ def test_a_failed_check_is_written_down(box: Box) -> None:
     last = box.json("status")["last_check"]
     assert (last["ok"], last["failures"]) == (False, 1)
     assert "failed (1 in a row)" in box("status").output
+
+
+def test_what_serve_begins_does_the_same_and_tells_it_by_its_exit_code(box: Box) -> None:
+    box.enroll()
+    arguments = ["--state-dir", str(box.folder), "--config", str(box.settings)]
+    assert scheduled(arguments) == 0
+    attempt = box.store.read_state("tiny").attempt
+    assert attempt is not None
+    assert attempt.state is AttemptState.PROVEN
+    there = enrollment.read_enrollment(box.store)
+    gone = enrollment.Enrollment(url="http://127.0.0.1:1", channel=there.channel, device=there.device)
+    enrollment.write_enrollment(box.store, gone)
+    assert scheduled(arguments) == 10
 
 
 def test_wrong_settings_end_with_code_2(box: Box) -> None:

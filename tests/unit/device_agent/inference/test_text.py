@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from device_agent.inference.text import TextPath, vocabulary_size
+from device_agent.inference.text import TextPath, open_text_path, vocabulary_size
 from edgeonnx.errors import InvalidRequestError, ManifestError
 from edgeonnx.spec.manifest import TextProcessing
 from tests.support import bundles
@@ -53,6 +55,23 @@ def test_a_graph_input_that_text_does_not_give_is_refused() -> None:
 def test_a_tokenizer_that_is_none_is_a_manifest_error(data: bytes) -> None:
     with pytest.raises(ManifestError, match="tokenizer cannot be opened"):
         TextPath(data, PROCESSING, bundles.INPUTS)
+
+
+def test_two_models_with_one_tokenizer_share_it_while_one_of_them_is_there() -> None:
+    data = bundles.tokenizer_json()
+    first = open_text_path(data, PROCESSING, bundles.INPUTS)
+    assert open_text_path(bytes(bytearray(data)), replace(PROCESSING), list(bundles.INPUTS)) is first
+    for other in (
+        open_text_path(data + b" ", PROCESSING, bundles.INPUTS),
+        open_text_path(data, replace(PROCESSING, prefix="query: "), bundles.INPUTS),
+        open_text_path(data, PROCESSING, bundles.INPUTS[:2]),
+    ):
+        assert other is not first
+    gone = weakref.ref(first)
+    del first
+    assert gone() is None
+    with pytest.raises(ManifestError, match="tokenizer cannot be opened"):
+        open_text_path(b"{}", PROCESSING, bundles.INPUTS)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,16 @@ def test_a_lock_is_held_once(store: Store) -> None:
     assert not store.is_locked(UPDATE_LOCK)
 
 
+def test_whoever_only_asks_for_a_moment_is_waited_for(store: Store) -> None:
+    asking = threading.Thread(target=lambda: _hold_for(store.root / UPDATE_LOCK, 0.05))
+    asking.start()
+    while not store.is_locked(UPDATE_LOCK) and asking.is_alive():
+        time.sleep(0.001)
+    with store.locked(UPDATE_LOCK, "another"):
+        pass
+    asking.join()
+
+
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     with path.open("w") as file:
@@ -270,6 +280,14 @@ def test_a_slot_is_what_its_name_says(store: Store, bundles: list[Path]) -> None
     assert store.read_state("tiny") == state
 
 
+def test_a_slot_that_lies_elsewhere_is_none(store: Store, bundles: list[Path], tmp_path: Path) -> None:
+    install(store, bundles[0])
+    slot = store.slot("tiny", digests(bundles[0])[0])
+    slot.rename(tmp_path / "elsewhere")
+    slot.symlink_to(tmp_path / "elsewhere")
+    assert store.slot_fault("tiny", slot.name) == f"{slot.name[:16]} is no folder"
+
+
 def test_a_content_gets_a_further_name_or_a_checked_copy(store: Store, bundles: list[Path], tmp_path: Path) -> None:
     class NoLinks(QuickDisk):
         def link(self, source: Path, target: Path) -> None:
@@ -391,6 +409,15 @@ def test_the_slot_of_an_attempt_stays(store: Store, bundles: list[Path], to: tup
     running(store, state, release, *to)
     assert store.collect() == 0
     assert store.slot_fault("tiny", release.contents, hashed=True) is None
+
+
+def test_contents_that_a_slot_holds_stay_when_its_list_is_lost(store: Store, bundles: list[Path]) -> None:
+    install(store, bundles[0])
+    held_by_slot = fill(store, bundles[0])[1:]
+    for path in (store.slot("tiny", digests(bundles[0])[0]) / "contents.json", store.blob(digests(bundles[0])[0])):
+        path.unlink()
+    store.collect()
+    assert all(store.blob(digest).exists() for digest in held_by_slot)
 
 
 def test_contents_of_slots_without_hard_links_stay(store: Store, bundles: list[Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,11 @@ def test_an_answer_is_read_from_the_last_line_of_stdout() -> None:
     verdict = interpret(candidate("""print('a library says hello'); print('{"ok": true, "variant": "cpu-int8"}')"""))
     assert verdict.kind is Kind.PROVEN
     assert verdict.variants == ("cpu-int8",)
+
+
+def test_an_answer_at_the_end_of_much_that_was_written_is_not_lost() -> None:
+    verdict = interpret(candidate("""print("x" * 400_000 + '\\n{"ok": true}', flush=True)"""))
+    assert verdict.kind is Kind.PROVEN
 
 
 def test_a_crash_is_a_verdict_that_names_the_signal() -> None:
@@ -112,7 +118,34 @@ print(json.dumps({"ok": True, "variants": [repr(sys.stdin.read()), str(os.getsid
         os.close(lock)
 
 
-def test_the_real_candidate_gives_way_and_ends_with_its_parent(tmp_path: Path) -> None:
+def test_a_candidate_ends_with_an_updater_that_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    child = f"""
+import os, sys, time
+sys.path.insert(0, {str(Path.cwd())!r})
+from device_agent.update.candidate import step_back
+step_back()
+open({str(note)!r}, "w").write(str(os.getpid()) + "\\n")
+time.sleep(60)
+"""
+    parent = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True).wait()
+"""
+    updater = subprocess.Popen([sys.executable, "-S", "-c", parent])
+    deadline = time.monotonic() + 20
+    while not (note.exists() and note.read_text().endswith("\n")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    candidate_pid = int(note.read_text())
+    assert _runs(candidate_pid)
+    updater.kill()
+    updater.wait()
+    while _runs(candidate_pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(candidate_pid)
+
+
+def test_a_candidate_gives_way_to_whatever_else_the_machine_does() -> None:
     program = """
 import os, sys
 sys.path[:0] = sys.argv[1:]

@@ -21,6 +21,7 @@ from device_agent.api.monitoring.metrics import (
     reason_of,
     triton_reason_of,
 )
+from device_agent.api.monitoring.updates import UpdatesView
 from device_agent.config import AgentConfig, RuntimeConfig
 from device_agent.inference.rows import Answer
 from device_agent.models.loading import LoadedModel, load_model
@@ -290,5 +291,6 @@ def test_the_documentation_lists_exactly_these_metrics(loaded: LoadedModel) -> N
     page = Path(__file__).parents[5] / "docs" / "operations.md"
     listed = re.findall(r"^\| `((?:nv|edgeonnx)_\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     metrics = Metrics()
+    metrics.updates = lambda: UpdatesView(enrolled=True, running=False, checked_at=1.0)
     found = re.findall(r"^# TYPE ((?:nv|edgeonnx)_\w+) ", rendered(metrics, loaded), re.MULTILINE)
     assert sorted(listed) == sorted(found)
