@@ -29,7 +29,7 @@ from tests.support.crash import STAGES, World, memory_folder, quiet
 from tests.support.crash_model import build, crash_states
 from tests.support.faulty import CountingDisk, FaultyDisk
 from tests.support.kills import WAYS, spread
-from tests.support.recording import RecordingDisk
+from tests.support.recording import RecordingDisk, promised
 
 LEAST_POINTS = 1000
 FEW = {"strace": 300, "command": 20}
@@ -57,7 +57,7 @@ def by_crash(world: World, most: int, rng: random.Random) -> Iterator[tuple[int,
             device = world.place()
             build(tree, device)
             try:
-                world.recover(number, device)
+                world.recover(number, device, promised=promised(disk.operations, place))
             except Exception as error:
                 error.add_note(f"{stage.name}, after {place} of {len(disk.operations)} operations: {name}")
                 raise

@@ -246,7 +246,10 @@ class Store:
             fault = self._state_or_fault(model, name)
             if isinstance(fault, str):
                 faults.append(fault)
-        state = self.read_files(model) or SlotState(model=model, active=self._linked(model))
+        found = self.read_files(model)
+        state = found or SlotState(model=model, active=self._linked(model))
+        if found is not None and self._link_text(model) != _text_of(found):
+            faults.append("the link to the active slot does not name it")
         for what, installed in (("active", state.active), ("previous", state.previous)):
             fault_ = None if installed is None else self.slot_fault(model, installed.contents)
             if fault_ is not None:
@@ -274,10 +277,18 @@ class Store:
             return f"{contents[:16]} is damaged ({error})"
         return None
 
+    def _link_text(self, model: str) -> str | None:
+        """What the link `active` says; None if there is none, and empty if something else has its name."""
+        link = self.model(model) / ACTIVE_LINK
+        try:
+            return os.fspath(link.readlink())
+        except OSError:
+            return "" if os.path.lexists(link) else None
+
     def _linked(self, model: str) -> Installed | None:
         """The bundle that the link `active` names, if it is one of the model's slots."""
         try:
-            folder, _, digest = os.fspath((self.model(model) / ACTIVE_LINK).readlink()).partition("/")
+            folder, _, digest = (self._link_text(model) or "").partition("/")
             slot = self.slot(model, digest)
             if folder != "slots" or _DIGEST.fullmatch(digest) is None or slot.is_symlink():
                 return None
@@ -316,13 +327,8 @@ class Store:
         Raises:
             NoSpaceError, StateError: It could not be written.
         """
-        link = self.model(state.model) / ACTIVE_LINK
-        text = None if state.active is None else f"slots/{state.active.contents}"
-        try:
-            found = str(link.readlink())
-        except OSError:
-            found = None
-        if found == text and (text is not None or not os.path.lexists(link)):
+        link, text = self.model(state.model) / ACTIVE_LINK, _text_of(state)
+        if self._link_text(state.model) == text:
             return
         with self.writing("the link to the active slot"):
             if text is None:
@@ -382,6 +388,11 @@ def _is_model(path: Path) -> bool:
         return check_bundle_name(path.name) == path.name and not path.is_symlink() and path.is_dir()
     except UsageError:
         return False
+
+
+def _text_of(state: SlotState) -> str | None:
+    """What the link `active` must say; None if there must be none."""
+    return None if state.active is None else f"slots/{state.active.contents}"
 
 
 def _name(installed: Installed | None) -> str:

@@ -46,6 +46,7 @@ class Installation:
     Attributes:
         unfit: For each model the digests that did not load in this process, with the reason.
         problems: For each model what was wrong with its state at the start, in words.
+        damaged: For each model the digest of the bundle whose files were found damaged last, with the fault.
         first: The bundle that is loaded first; None if nothing is installed.
         last_run: How the last update ended, whoever began it, as it was read last.
     """
@@ -55,6 +56,7 @@ class Installation:
         self.factory = factory or {}
         self.unfit: dict[str, dict[str, str]] = {}
         self.problems: dict[str, str] = {}
+        self.damaged: dict[str, tuple[str, str]] = {}
         self.first: Path | None = None
         self.last_run = Status()
         self._last_run_stamp: tuple[int, ...] = ()
@@ -183,7 +185,10 @@ class Installation:
         self.unfit.setdefault(name, {})[contents or ""] = reason
         if contents is None:
             return
-        failure = partial(after_failed_load, contents=contents, reason=reason, damaged=isinstance(error, BundleError))
+        damaged = isinstance(error, BundleError)
+        if damaged:
+            self.damaged[name] = (contents, reason)
+        failure = partial(after_failed_load, contents=contents, reason=reason, damaged=damaged)
         try:
             self.change(name, lambda state, now: failure(state, now=now))
         except UpdateError as refusal:
@@ -204,6 +209,14 @@ class Installation:
     def loaded(self, name: str, contents: str | None) -> None:
         """Take notice of a bundle that serves."""
         self.unfit.get(name, {}).pop(contents or "", None)
+        if contents is not None and self.damaged.get(name, ("", ""))[0] == contents:
+            del self.damaged[name]
+
+    def faults(self, name: str) -> str:
+        """What is, or was at the start, wrong with the files of a model, in words; empty if nothing is."""
+        damaged = self.damaged.get(name)
+        found = (self.problems.get(name, ""), "" if damaged is None else f"a bundle is damaged: {damaged[1]}")
+        return "; ".join(filter(None, found))
 
 
 def reason_of(error: BaseException) -> str:

@@ -252,16 +252,29 @@ class Supervisor:
         except NotReadyError:
             return True  # the agent stops: that says nothing about the bundle
         except MemoryBudgetError as error:
-            if contents is None or self.serving(name) is None:
-                await asyncio.to_thread(self.installation.failed, name, contents, error)
-            else:
-                await self._wait_for_start(name, contents, error)
-            return False
+            return await self._load_without_room(name, path, contents, error)
         except Exception as error:  # noqa: BLE001 - whatever a bundle does to the loader is the bundle's fault
             await asyncio.to_thread(self.installation.failed, name, contents, error)
             return False
         self.installation.loaded(name, contents)
         return True
+
+    async def _load_without_room(self, name: str, path: Path, contents: str | None, error: MemoryBudgetError) -> bool:
+        """The memory does not hold a second version beside the one that serves. As `_load`."""
+        serving = self.installed(name)
+        unwanted = serving is not None and (
+            serving in self.installation.unfit.get(name, {}) or self.states[name].is_blocked(serving)
+        )
+        if unwanted:
+            # A version that was judged makes room before the other one is there: better no answer than its answers.
+            logger.warning("%s: what serves is unloaded first: %s", name, error)
+            await self._models.withdraw(name)
+            return await self._load(name, path, contents)
+        if contents is None or self.serving(name) is None:
+            await asyncio.to_thread(self.installation.failed, name, contents, error)
+        else:
+            await self._wait_for_start(name, contents, error)
+        return False
 
     async def _stop_serving(self, name: str) -> None:
         """Nothing that is installed may serve under a name: the settings' bundle does, or nothing."""
@@ -375,8 +388,8 @@ class Supervisor:
                 continue
             try:
                 failures = 0 if (await self.runs.once()).outcome == "ok" else failures + 1
-            except OSError as error:
-                logger.error("the update cannot be begun: %s", error)  # noqa: TRY400
+            except Exception:  # whatever it is, the models are looked after all the same
+                logger.exception("the update could not be begun")
                 failures += 1
             wait = next_wait(interval, self._chance(), failures=failures)
 

@@ -41,7 +41,7 @@ def _installed(state: SlotState, supervisor: Supervisor) -> InstalledView:
         pin=state.pin,
         attempt=_attempt(state, supervisor.probation_left(name)),
         blocked=[BlockedView(version=each.version, reason=each.reason, at=each.at) for each in state.blocked],
-        damage=supervisor.installation.problems.get(name, ""),
+        damage=supervisor.installation.faults(name),
         rollbacks=supervisor.rollbacks.get(name, 0),
     )
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
+from device_agent.update.partial import note_of
 from edgeonnx.blobs import delta as deltas
 from edgeonnx.blobs.codec import CHUNK_BYTES, decompressed, most_wire_bytes
 from edgeonnx.errors import BlobError, FetchError
@@ -172,7 +173,7 @@ class Contents:
 
     def _drop(self, part: Path) -> None:
         with contextlib.suppress(OSError):
-            for path in (part, part.with_name(f"{part.name}.json")):
+            for path in (part, note_of(part)):
                 self._store.disk.remove(path)
 
 

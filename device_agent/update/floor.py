@@ -16,14 +16,15 @@ expired, and a made-up time would have expired it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from device_agent.update.sealed import seal, unseal
 from edgeonnx.errors import UntrustedError
+from edgeonnx.spec.signing import SIGNED_AT, read_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from datetime import datetime
 
     from edgeonnx.spec.parse import Node
 
@@ -31,8 +32,6 @@ FLOOR_SCHEMA = "1.0"
 ROLES = ("root", "timestamp", "snapshot", "targets")
 MAX_VERSION = (1 << 53) - 1
 """The largest version of metadata that is accepted: every JSON reader can represent it."""
-SIGNED_AT = "x-edgeonnx-signed-at"
-"""The signed field that says when metadata was signed; `edgeonnx.repository.roles` writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +154,10 @@ def signed_at(fields: Mapping[str, object], expires: datetime) -> float | None:
     Returns:
         Seconds since 1970; None if the field is absent, malformed, or later than the expiry.
     """
-    try:
-        moment = datetime.strptime(str(fields.get(SIGNED_AT)), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    except ValueError:
+    moment = read_stamp(fields.get(SIGNED_AT))
+    if moment is None or moment > expires or moment.timestamp() < 0:
         return None
-    return moment.timestamp() if moment <= expires and moment.timestamp() >= 0 else None
+    return moment.timestamp()
 
 
 def _rollback(role: str, accepted: int, offered: int) -> UntrustedError:

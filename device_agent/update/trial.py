@@ -167,10 +167,14 @@ class _Watch:
         with selectors.DefaultSelector() as selector:
             for name, pipe in (("out", self._child.stdout), ("err", self._child.stderr)):
                 selector.register(cast("IO[bytes]", pipe), selectors.EVENT_READ, name)
-            while stopped is None and not self._has_ended():
-                self._read(selector)
+            while stopped is None:
+                # Asked first: what it wrote before it ended is in the pipes then, and is read to the last byte. A
+                # grandchild that holds them open is not waited for.
+                ended = self._has_ended()
+                found = self._read(selector, timeout=0 if ended else POLL_SECONDS)
+                if ended and not found:
+                    break
                 stopped = self._exceeded(deadline)
-            self._drain(selector)
         _end(self._child)
         return self._ended(stopped)
 
@@ -178,7 +182,7 @@ class _Watch:
         """Whether the child has ended; it is not reaped, so that its group cannot become another one's meanwhile."""
         return os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def _read(self, selector: selectors.BaseSelector, timeout: float = POLL_SECONDS) -> bool:
+    def _read(self, selector: selectors.BaseSelector, *, timeout: float) -> bool:
         """Take what was written; False if there was nothing."""
         if not selector.get_map():
             time.sleep(timeout)
@@ -191,11 +195,6 @@ class _Watch:
             self._written += len(piece)
             self._tails[key.data] = (self._tails[key.data] + piece)[-KEPT_BYTES:]
         return bool(events)
-
-    def _drain(self, selector: selectors.BaseSelector) -> None:
-        """What the child left in the pipes; a grandchild that holds them open is not waited for."""
-        while self._written <= MAX_OUTPUT_BYTES and self._read(selector, timeout=0):
-            pass
 
     def _exceeded(self, deadline: float) -> tuple[Kind, str] | None:
         """Why the child is to be ended, or None."""

@@ -24,14 +24,13 @@ from edgeonnx.repository.roles import (
     OFFLINE,
     ROLES,
     ROOT,
-    SIGNED_AT,
     SNAPSHOT,
     TARGETS,
     TIMESTAMP,
     delegator_of,
-    stamp,
 )
 from edgeonnx.repository.state import AnyMetadata, State, metadata_path, versions_on_disk
+from edgeonnx.spec.signing import SIGNED_AT, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

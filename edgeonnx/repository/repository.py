@@ -11,8 +11,9 @@ from edgeonnx.repository import pending
 from edgeonnx.repository.create import read_settings
 from edgeonnx.repository.draft import Draft
 from edgeonnx.repository.files import Files
-from edgeonnx.repository.roles import stamp, utc_now
+from edgeonnx.repository.roles import utc_now
 from edgeonnx.repository.state import State, read_state, signed_at
+from edgeonnx.spec.signing import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -35,11 +35,6 @@ LISTED = (TARGETS, RELEASES, ROLLOUT)
 DELEGATED = {RELEASES: RELEASES_PATHS, ROLLOUT: ROLLOUT_PATHS}
 """Roles that `targets` delegates to, with the paths that each may sign."""
 
-SIGNED_AT = "x-edgeonnx-signed-at"
-"""The field of all signed metadata that says when it was signed: the time is at least that, so a device without a
-clock learns it."""
-STAMP_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-
 EXPIRES: Mapping[str, timedelta] = {
     ROOT: timedelta(days=365),
     TARGETS: timedelta(days=365),
@@ -74,8 +69,3 @@ def check_role(role: str) -> str:
 def utc_now() -> datetime:
     """The present time, in whole seconds: what metadata can express."""
     return datetime.now(UTC).replace(microsecond=0)
-
-
-def stamp(moment: datetime) -> str:
-    """A time as metadata writes it: ISO 8601, UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime(STAMP_FORMAT)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from tuf.api.exceptions import RepositoryError as TufError
@@ -16,11 +15,14 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Tar
 from tuf.api.serialization import DeserializationError
 
 from edgeonnx.errors import RepositoryError, UntrustedError, first_line
-from edgeonnx.repository.roles import LISTED, ROLES, ROOT, SIGNED_AT, SNAPSHOT, STAMP_FORMAT, TARGETS, TIMESTAMP
+from edgeonnx.repository.roles import LISTED, ROLES, ROOT, SNAPSHOT, TARGETS, TIMESTAMP
 from edgeonnx.spec.release import Release, channel_target, release_target
 from edgeonnx.spec.rollout import Channel
+from edgeonnx.spec.signing import SIGNED_AT, read_stamp
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from edgeonnx.repository.files import Files
 
 AnyMetadata = Metadata[Any]
@@ -132,15 +134,15 @@ def signed_at(metadata: AnyMetadata) -> datetime:
         UntrustedError: It does not say so.
     """
     found = metadata.signed.unrecognized_fields.get(SIGNED_AT)
-    try:
-        return datetime.strptime(found, STAMP_FORMAT).replace(tzinfo=UTC)
-    except (TypeError, ValueError):
+    moment = read_stamp(found)
+    if moment is None:
         raise UntrustedError(
             f"has no {SIGNED_AT}",
             where=metadata.signed.type,
             expected="a time, such as 2026-11-30T12:00:00Z",
             found=repr(found)[:60],
-        ) from None
+        )
+    return moment
 
 
 def read_target(files: Files, target: TargetFile) -> bytes:

@@ -194,7 +194,11 @@ def test_a_link_to_somewhere_else_names_nothing(store: Store, bundles: list[Path
     link = store.model("tiny") / "active"
     link.unlink()
     link.symlink_to(target)
+    assert store.damage("tiny") == "the link to the active slot does not name it"
     assert served(store) == active(bundles), "the state file counts"
+    assert store.damage("tiny") is None, "and the start made the link right"
+    link.unlink()
+    link.symlink_to(target)
     for name in COPIES:
         (store.model("tiny") / name).unlink()
     assert store.read_state("tiny").active is None
@@ -206,6 +210,7 @@ def test_a_folder_in_place_of_the_link(store: Store, bundles: list[Path]) -> Non
     link = store.model("tiny") / "active"
     link.unlink()
     link.mkdir()
+    assert store.damage("tiny") == "the link to the active slot does not name it"
     assert served(store) == active(bundles)
     store.write_state(store.read_state("tiny"))
     assert served(store) == active(bundles)

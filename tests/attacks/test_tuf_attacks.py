@@ -15,9 +15,10 @@ import pytest
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import MetaFile, TargetFile
 
-from device_agent.update.floor import MAX_VERSION, SIGNED_AT
+from device_agent.update.floor import MAX_VERSION
 from edgeonnx.errors import FetchError, UntrustedError
 from edgeonnx.spec.release import release_target
+from edgeonnx.spec.signing import SIGNED_AT
 from tests.support.tuf_simulator import CHANNEL, RELEASE, START, Device, Simulator, Times
 
 DAY = 86_400.0

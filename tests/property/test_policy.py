@@ -16,7 +16,7 @@ from edgeonnx.spec.versions import version_order
 VERSIONS = tuple(f"1.{number}.0" for number in range(6))
 DIGESTS = {version: format(index + 1, "064x") for index, version in enumerate(VERSIONS)}
 
-FEW = settings(max_examples=250)
+FEW = settings(max_examples=60)
 """Each example is a whole channel, or a life in several."""
 
 shares = st.one_of(st.sampled_from((0, WHOLE)), st.integers(0, WHOLE))
@@ -90,7 +90,7 @@ def install(where: Situation) -> Situation:
 
 
 @given(situations())
-@FEW
+@settings(max_examples=250)
 def test_every_decision_keeps_the_rules(where: Situation) -> None:
     for offer in where.offers.offers:
         if where.state.running is None or where.state.running.release.contents != offer.contents:

@@ -36,6 +36,7 @@ from device_agent.update.updater import Updater
 from edgeonnx.errors import CandidateError, EdgeOnnxError, IntegrityError, NoSpaceError, StateError
 from tests.support.bundles import make_bundle
 from tests.support.installed import QuickDisk
+from tests.support.recording import RecordingDisk
 from tests.support.repository import TestRepository
 
 MODEL = "tiny"
@@ -147,7 +148,7 @@ class World:
         Raises:
             EdgeOnnxError: Something refused.
         """
-        store = Store(device / "state", disk or QuickDisk())
+        store = _MarkingStore(device / "state", disk or QuickDisk())
         self.update(stage, store)
         self.serve(stage, store)
 
@@ -179,26 +180,29 @@ class World:
 
     # What is promised.
 
-    def start(self, number: int, device: Path) -> None:
+    def start(self, number: int, device: Path, *, promised: int = 0) -> None:
         """Start the serving process's side again, and check that a verified bundle can be served.
 
         Args:
             number: The stage in which the device was cut off.
             device: The device.
+            promised: The number of the last state that was promised to be durable.
         """
         stage, store = STAGES[number], Store(device / "state", QuickDisk())
         if not stage.damaged:
             check_names(store)
+        found = store.read_state(MODEL).sequence
+        assert found >= promised, f"the state went back from {promised} to {found}"
         here = Installation(store)
         for name in here.names():
             here._begin(name)
-        served = self._served(here)
+        served = self._served(stage, here)
         assert served is not None or not stage.serves, "nothing serves any more"
         if served is not None and stage.serves:
             assert served.version in stage.serves
             self._check_memory(number, store)
 
-    def _served(self, here: Installation) -> Installed | None:
+    def _served(self, stage: Stage, here: Installation) -> Installed | None:
         """What a start serves: the first choice whose every byte is right, as loading finds out."""
         for _ in range(3):
             state = here.read(MODEL)
@@ -209,6 +213,7 @@ class World:
             fault = here.store.slot_fault(MODEL, contents, hashed=True)
             if fault is None:
                 return next(each for each in (state.active, state.previous) if each and each.contents == contents)
+            assert stage.damaged, f"what would serve first {fault}"
             here.failed(MODEL, contents, IntegrityError(fault))
         raise AssertionError("a start tries what is damaged for ever")
 
@@ -238,10 +243,10 @@ class World:
         self.start(number, device)
         return device, said
 
-    def recover(self, number: int, device: Path) -> None:
+    def recover(self, number: int, device: Path, *, promised: int = 0) -> None:
         """Start the device again, and check that it serves, that a later update finishes, and that no rest is left."""
         stage = STAGES[number]
-        self.start(number, device)
+        self.start(number, device, promised=promised)
         self.run(stage, device)
         store = Store(device / "state", QuickDisk())
         state = store.read_state(MODEL)
@@ -265,6 +270,16 @@ def _number(path: Path, keys: tuple[str, ...]) -> float:
     for key in keys:
         found = found[key]
     return float(found)
+
+
+class _MarkingStore(Store):
+    """Tells a recording disk when a state was promised to be durable."""
+
+    def write_state(self, state: SlotState) -> SlotState:
+        written = super().write_state(state)
+        if isinstance(self.disk, RecordingDisk):
+            self.disk.mark(written.sequence)
+        return written
 
 
 def _ended(state: SlotState, now: float, *, to: AttemptState) -> SlotState:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.recording import Operation
+from tests.support.recording import Operation, promised
 
 
 @dataclass(eq=False)
@@ -202,6 +202,8 @@ class Model:
     def _chmod(self, operation: Operation) -> None:
         pass
 
+    _mark = _chmod
+
     def _file(self, operation: Operation) -> File:
         node = self._handles[operation.handle]
         assert isinstance(node, File)
@@ -307,7 +309,7 @@ def signature(folder: Folder) -> int:
 def crash_states(
     before: Path, operations: list[Operation], rng: random.Random, *, wild: int = 1
 ) -> Iterator[tuple[int, str, Folder]]:
-    """Every distinct tree that the crashes of `crashes` leave after each prefix of the operations.
+    """Every tree that the crashes of `crashes` leave after each prefix of the operations; each once after each mark.
 
     Args:
         before: The folder as it was when recording began.
@@ -319,11 +321,11 @@ def crash_states(
         How many operations had happened, the crash's name, the tree.
     """
     model = Model(before)
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     for number in range(len(operations) + 1):
         for crash in crashes(rng, number, wild=wild):
             tree = model.after(crash)
-            mark = signature(tree)
+            mark = (signature(tree), promised(operations, number))
             if mark not in seen:
                 seen.add(mark)
                 yield number, crash.name, tree

@@ -226,18 +226,18 @@ WAYS = {"disk": by_disk, "strace": by_strace, "command": by_command}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`<way> <most> <seed>`: kill, recover, and print how often, by stage. The way `around` kills nothing."""
-    way, most, seed = arguments[0], int(arguments[1]), int(arguments[2])
+    """`<seed> <way>=<most> ...`: kill, recover, and print how often for each way. `around` kills nothing."""
     quiet()
-    counts: Counter[str] = Counter()
+    told: dict[str, object] = {}
     with memory_folder() as folder:
         world = World(folder)
-        if way == "around":
-            print(json.dumps(around(world)))
-            return 0
-        for number, _ in WAYS[way](world, most, random.Random(seed)):
-            counts[STAGES[number].name] += 1
-    print(json.dumps(counts))
+        for argument in arguments[1:]:
+            way, _, most = argument.partition("=")
+            if way == "around":
+                told[way] = around(world)
+            else:
+                told[way] = sum(1 for _ in WAYS[way](world, int(most), random.Random(int(arguments[0]))))
+    print(json.dumps(told))
     return 0
 
 

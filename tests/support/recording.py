@@ -18,7 +18,8 @@ class Operation:
     """One operation that succeeded; paths are relative to the recorded folder.
 
     Attributes:
-        kind: One of `MUTATIONS`; "open" also stands for opening what was there.
+        kind: One of `MUTATIONS`, where "open" also stands for opening what was there; or "mark", which does nothing:
+            at that point the state of the number `offset` was promised to be durable.
         path: What it is about.
         other: The target of a rename or a link, or the text of a symbolic link.
         handle: Which opened file it is about; each opening has its own number.
@@ -119,5 +120,15 @@ class RecordingDisk(Disk):
             super().rmdir(path)
             self.operations.append(Operation(kind="rmdir", path=self._name(path)))
 
+    def mark(self, number: int) -> None:
+        """Note that a state was promised to be durable."""
+        with self._lock:
+            self.operations.append(Operation(kind="mark", offset=number))
+
     def _note(self, kind: str, descriptor: int, *, offset: int = 0, data: bytes = b"") -> None:
         self.operations.append(Operation(kind=kind, handle=self._handles[descriptor], offset=offset, data=data))
+
+
+def promised(operations: list[Operation], count: int) -> int:
+    """The number of the last state that the first `count` operations promised to be durable; 0 for none."""
+    return max((each.offset for each in operations[:count] if each.kind == "mark"), default=0)

@@ -27,11 +27,11 @@ from tuf.api.metadata import (
 
 from device_agent.slots.disk import Disk
 from device_agent.update.clock import Clock
-from device_agent.update.floor import SIGNED_AT
 from device_agent.update.metadata import TrustedMetadata
 from device_agent.update.sources import NotFound
 from edgeonnx.errors import FetchError
 from edgeonnx.spec.release import RELEASES_PATHS, ROLLOUT_PATHS
+from edgeonnx.spec.signing import SIGNED_AT, stamp
 
 START = datetime(2026, 6, 1, tzinfo=UTC)
 TOP = ("root", "timestamp", "snapshot", "targets")
@@ -109,7 +109,7 @@ class Simulator:
         signed = self.signed(role)
         signed.version += bump
         signed.expires = expires or self.now + timedelta(days=EXPIRES[role])
-        signed.unrecognized_fields[SIGNED_AT] = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        signed.unrecognized_fields[SIGNED_AT] = stamp(self.now)
         data = self.sign(role)
         self.serve(role, data)
         if role == "snapshot":

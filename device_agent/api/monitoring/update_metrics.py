@@ -29,7 +29,7 @@ def update_metrics(updates: UpdatesView) -> Iterator[Metric]:
     )
     degraded = GaugeMetricFamily(
         "edgeonnx_update_degraded",
-        "1 where another version serves than the one that is active, or none",
+        "1 where another version serves than the one that is active, or none, or files were found damaged",
         labels=["model"],
     )
     blocked = GaugeMetricFamily(
@@ -37,7 +37,7 @@ def update_metrics(updates: UpdatesView) -> Iterator[Metric]:
     )
     rollbacks = CounterMetricFamily("edgeonnx_update_rollbacks", "Versions that were rolled back", labels=["model"])
     for model in updates.models:
-        degraded.add_metric([model.name], float(bool(model.degraded)))
+        degraded.add_metric([model.name], float(bool(model.degraded or model.damage)))
         blocked.add_metric([model.name], len(model.blocked))
         rollbacks.add_metric([model.name], model.rollbacks)
         attempt = model.attempt

@@ -52,7 +52,7 @@ class InstalledView:
         pin: The only version that it may take, or None.
         attempt: The last attempt, or None.
         blocked: What this device will not take again, the latest last.
-        damage: What was wrong with the state at the start; empty if nothing was.
+        damage: What is wrong with its files on the disk, or was at the start; empty if nothing is.
         rollbacks: Versions that were rolled back since the agent began to serve.
     """
 

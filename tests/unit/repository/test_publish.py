@@ -399,6 +399,6 @@ def test_no_name_is_given_to_two_contents_by_a_publisher_that_follows_one_that_w
 def test_a_devices_part_of_a_bundle_cannot_be_published(repository: TestRepository, tmp_path: Path) -> None:
     part = leave_out(make_bundle(tmp_path, variants=CPU_VARIANTS), "encoder/cpu-fp32")
     before = snapshot_of(repository.path)
-    with pytest.raises(UsageError, match="only a whole bundle can be published.*without encoder/cpu-fp32"):
+    with pytest.raises(UsageError, match=r"only a whole bundle can be published.*without encoder/cpu-fp32"):
         repository.publish(part)
     assert snapshot_of(repository.path) == before

@@ -178,6 +178,8 @@ def test_a_copy_on_a_stick_or_in_an_archive_is_imported(box: Box, tmp_path: Path
         box.store, enrollment.Enrollment(url="https://gone.test", channel=there.channel, device=there.device)
     )
     archive = shutil.make_archive(str(tmp_path / "carried"), "gztar", tmp_path / "stick")
+    # What is carried here costs nothing to fetch.
+    box.settings.write_text("[update]\ndisk_reserve_bytes = 0\nmetered = true\n[log]\nlevel = 'error'\n")
     assert "1.1.0 is proven" in box("import", tmp_path / "stick").output
     box.commit()
     assert "1.1.0 is installed" in box("import", archive).output

@@ -85,7 +85,11 @@ def test_a_swap_to_a_folder(made: Path) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "digest", "found"),
-    [("other-1", None, "the folder holds another bundle"), ("tiny-1", "0" * 64, "holds another"), ("none", None, "no manifest|not|missing")],
+    [
+        ("other-1", None, "the folder holds another bundle"),
+        ("tiny-1", "0" * 64, "holds another"),
+        ("none", None, "no manifest|not|missing"),
+    ],
 )
 def test_another_bundle_than_expected_does_not_serve(made: Path, folder: str, digest: str | None, found: str) -> None:
     async def scenario(models: Models, loads: list[tuple[str, bool]]) -> None:

@@ -175,6 +175,8 @@ def test_an_agent_without_any_model_starts_and_takes_the_first_one(play: Play, s
         store.write_state(proven(SlotState(model="tiny"), one))
         await stage.later()
         assert stage.serving == "1"
+        with pytest.raises(ForbiddenError):
+            await stage.models.unload("tiny")
         await stage.later(CONFIG.probation_seconds)
 
     stage = play(scenario)
@@ -345,6 +347,30 @@ def test_a_release_for_which_there_is_no_room_waits_for_the_next_start(
     assert (again.serving, again.attempt[0]) == ("2", PROBATION)
 
 
+def test_a_version_that_misbehaves_makes_room_for_the_one_before(
+    play: Play, store: Store, one: Installed, two: Installed
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.later()
+        assert stage.serving == "2"
+        load = stage.models._loader
+
+        def alone(path: Path, config: AgentConfig, **how: Any) -> Any:
+            if stage.models.memory_bytes:
+                raise MemoryBudgetError("no room beside")
+            assert load is not None
+            return load(path, config, **how)
+
+        stage.models._loader = alone
+        await stage.later()
+        stage.fail(10)
+        await stage.later()
+        assert stage.serving == "1"
+
+    stage = play(scenario, proven(SlotState(model="tiny", active=one), two))
+    assert stage.attempt[0] is ROLLED_BACK
+
+
 def test_after_a_restart_the_probation_begins_anew_without_a_baseline(
     play: Play, one: Installed, two: Installed
 ) -> None:
@@ -393,10 +419,12 @@ def test_a_damaged_active_bundle_gives_way_and_is_taken_again(
         await stage.later()
         view = updates_view(stage.supervisor).models[0]
         assert (view.active, view.serving) == ("1", "1")
+        assert view.damage == "a bundle is damaged: a file differs"
         del stage.failures["2"]
         store.write_state(proven(stage.state, two))  # the update process repaired it
         await stage.later()
         assert stage.serving == "2"
+        assert updates_view(stage.supervisor).models[0].damage == ""
 
     failures: dict[str, Exception] = {"2": IntegrityError("a file differs")}
     stage = play(scenario, SlotState(model="tiny", active=two, previous=one), failures=failures)
@@ -463,6 +491,20 @@ def test_an_agent_that_stops_rolls_nothing_back(play: Play, store: Store, one: I
     stage = play(scenario, SlotState(model="tiny", active=one))
     assert stage.attempt[0] is PROBATION
     assert not stage.state.blocked
+
+
+def test_a_stop_while_the_start_goes_on_ends_it(store: Store, one: Installed) -> None:
+    store.write_state(SlotState(model="tiny", active=one))
+    stage = Stage(store)
+    stage.models.drain()
+
+    async def start() -> None:
+        async with asyncio.timeout(5):
+            await stage.supervisor.start()
+
+    asyncio.run(start())
+    assert (stage.serving, stage.loads) == (None, [])
+    assert stage.state.active == one
 
 
 def test_updates_are_begun_one_after_the_other(play: Play, one: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
