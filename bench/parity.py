@@ -16,7 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from edgeonnx.bundle import Comparison, compare_outputs, open_bundle
+from edgeonnx.bundle import open_bundle
+from edgeonnx.bundle.golden import Comparison, compare_outputs
 from edgeonnx.export.encoder import load_encoder
 from edgeonnx.export.source import locate
 from edgeonnx.export.tasks import plan_task

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle import needs
-from edgeonnx.bundle.golden import GoldenSet
 from edgeonnx.errors import BundleError, IntegrityError, ManifestError, NotABundleError, UnsafePathError
 from edgeonnx.spec.contents import CONTENTS_FILE, UNSEALED_FILES, Contents, FileEntry, asset_digest
 from edgeonnx.spec.evidence import Evidence
@@ -31,6 +30,7 @@ from edgeonnx.spec.timings import TIMINGS_FILE, Timings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from edgeonnx.bundle.golden import GoldenSet
     from edgeonnx.spec.manifest import Variant
 
 MANIFEST_FILE = needs.MANIFEST_FILE
@@ -98,6 +98,8 @@ class Bundle:
         Raises:
             ManifestError: It is broken, or lacks an input or output of the entry component, which then stays unproven.
         """
+        from edgeonnx.bundle.golden import GoldenSet  # NumPy: whoever only looks at a bundle does without
+
         folder = self.path_of(self.manifest.golden)
         golden = GoldenSet.from_files(lambda name: _read(folder / name, MAX_GOLDEN_BYTES))
         golden.check_names(self.manifest.entry_component.signature)

@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -90,10 +90,23 @@ class Verifier:
         self._verify(tensor_files(self.bundle, variant, named))
 
     def changed(self) -> tuple[str, ...]:
-        """Paths of verified files that were written, replaced or removed since they were hashed."""
+        """Paths of verified files that were written, replaced or removed since they were hashed.
+
+        A file of which only the inode changed is hashed again: it may have got a further name, as an update gives to
+        the files that two versions share, or somebody may have written to it and set its time back.
+        """
         with self._lock:
             stamps = dict(self._stamps)
-        return tuple(path for path, stamp in stamps.items() if _stamp(self.bundle, path) != stamp)
+        return tuple(path for path, stamp in stamps.items() if not self._is_as_before(path, stamp))
+
+    def _is_as_before(self, path: str, before: Stamp) -> bool:
+        now = _stamp(self.bundle, path)
+        if now == before:
+            return True
+        if now is None or replace(now, changed=before.changed) != before:
+            return False
+        entry = next(entry for entry in self.bundle.contents.files if entry.path == path)
+        return self._hash(entry, graph=False, keep_names=True) is None
 
     def _verify(self, entries: Iterable[FileEntry], *, graphs: bool = False) -> None:
         hash_one = partial(self._hash, graph=graphs)
@@ -107,7 +120,7 @@ class Verifier:
                 faults = [fault for fault in pool.map(hash_one, pending) if fault is not None]
         raise_faults(self.bundle.root, faults)
 
-    def _hash(self, entry: FileEntry, *, graph: bool) -> str | None:
+    def _hash(self, entry: FileEntry, *, graph: bool, keep_names: bool = False) -> str | None:
         """Hash one file, note its stamp and, of a graph, the names in it; what is wrong with the file, or None."""
         digest = hashlib.sha256()
         try:
@@ -119,7 +132,8 @@ class Verifier:
         found = digest.hexdigest()
         if found != entry.sha256:
             return f"{entry.path}: sha256 {found[:16]}... on disk, {entry.sha256[:16]}... in {CONTENTS_FILE}"
-        self._names[entry.path] = names
+        if not keep_names:
+            self._names[entry.path] = names
         self._stamps[entry.path] = stamp
         return None
 

@@ -17,8 +17,8 @@ from edgeonnx.spec.selection import NOT_HERE, DeviceProfile, unmet_requirement
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edgeonnx.bundle import Bundle, Comparison
-    from edgeonnx.bundle.golden import GoldenSet
+    from edgeonnx.bundle import Bundle
+    from edgeonnx.bundle.golden import Comparison, GoldenSet
     from edgeonnx.pipeline.progress import Progress
     from edgeonnx.spec.contents import FileEntry
     from edgeonnx.spec.manifest import Variant

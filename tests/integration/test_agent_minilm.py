@@ -12,7 +12,8 @@ import openai
 import pytest
 import tritonclient.http as triton
 
-from edgeonnx.bundle import GoldenSet, open_bundle
+from edgeonnx.bundle import open_bundle
+from edgeonnx.bundle.golden import GoldenSet
 from tests.support.agent import Agent
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeonnx.bundle import BundleWriter, GoldenSet
+from edgeonnx.bundle import BundleWriter
+from edgeonnx.bundle.golden import GoldenSet
 from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
 from edgeonnx.spec.numerics import IntegerRange

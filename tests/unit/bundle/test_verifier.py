@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -125,3 +126,17 @@ def test_changes_after_the_hashing_are_seen(path: Path) -> None:
     assert verifier.changed() == ("evidence.json",)
     (path / "manifest.json").unlink()
     assert set(verifier.changed()) == {"evidence.json", "manifest.json"}
+
+
+def test_a_further_name_for_a_file_changes_nothing_and_a_write_with_the_time_set_back_does(path: Path) -> None:
+    verifier = Verifier(open_bundle(path))
+    verifier.verify_common()
+    evidence = path / "evidence.json"
+    (path.parent / "shared").hardlink_to(evidence)
+    assert verifier.changed() == ()
+    before = evidence.stat()
+    data = bytearray(evidence.read_bytes())
+    data[10] ^= 1
+    evidence.write_bytes(data)
+    os.utime(evidence, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert verifier.changed() == ("evidence.json",)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeonnx.bundle import GoldenSet
+from edgeonnx.bundle.golden import GoldenSet
 from edgeonnx.errors import EdgeOnnxError, GoldenSetError, ManifestError, NotABundleError, ValidationError
 from edgeonnx.pipeline.inspect import inspect
 from edgeonnx.pipeline.verify import verify
