@@ -68,6 +68,10 @@ def check_files(config: AgentConfig) -> None:
         "security.admin_token_file": config.security.admin_token_file,
         "server.tls_certificate": config.server.tls_certificate,
         "server.tls_key": config.server.tls_key,
+        "update.token_file": config.update.token_file,
+        "update.ca_file": config.update.ca_file,
+        "update.client_certificate": config.update.client_certificate,
+        "update.client_key": config.update.client_key,
     }
     for key, path in files.items():
         if path is not None:
@@ -93,6 +97,10 @@ def check_all(config: AgentConfig) -> None:
     from device_agent.api.edge.auth import check_listen_address, load_tokens
     from edgeonnx.bundle import open_bundle
 
+    if config.update.window is not None:
+        from device_agent.update.policy import Window
+
+        Window.parse(config.update.window, config.update.window_zone)
     check_listen_address(config)
     load_tokens(config.security)
     if config.server.tls_certificate is not None:

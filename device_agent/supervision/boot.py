@@ -73,7 +73,7 @@ def give_try_back(state: SlotState, *, contents: str, tries: int, now: float) ->
 def wait_for_start(state: SlotState, contents: str, reason: str, *, now: float) -> SlotState:
     """The state after a release could not be swapped in beside what serves, for no fault of its own: proven, as before.
 
-    The next start loads it alone. The table has no way back from a probation, because none began.
+    The next start loads it alone.
 
     Args:
         state: With the attempt on probation.
@@ -84,8 +84,7 @@ def wait_for_start(state: SlotState, contents: str, reason: str, *, now: float) 
     release = on_probation(state)
     if release is None or release.contents != contents or state.attempt is None:
         return state
-    attempt = replace(state.attempt, state=PROVEN, tries_left=state.attempt.tries_left + 1, reason=reason, since=now)
-    return replace(state, attempt=attempt, active=state.previous, previous=None)
+    return step(state, PROVEN, now=now, reason=reason, tries_left=state.attempt.tries_left + 1)
 
 
 def after_failed_load(state: SlotState, contents: str, reason: str, *, damaged: bool, now: float) -> SlotState:

@@ -53,7 +53,7 @@ class Run:
 def command_of(state_dir: Path, settings: Path | None) -> list[str]:
     """The command line of an update."""
     config = [] if settings is None else ["--config", str(settings)]
-    return [sys.executable, "-m", "device_agent.cli.main", "update", "--once", *config, "--state-dir", str(state_dir)]
+    return [sys.executable, "-m", "device_agent.update", *config, "--state-dir", str(state_dir)]
 
 
 def outcome_of(code: int) -> str:

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_agent.update.sealed import seal, unseal
+from device_agent.slots.disk import read_file
 from edgeonnx.errors import EdgeOnnxError, NoSpaceError, StateError
 
 if TYPE_CHECKING:
@@ -187,9 +187,7 @@ class Clock:
 
     def _read(self) -> Moment | None:
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as file:
-                return Moment.from_bytes(file.read(MAX_FILE_BYTES), file=self._path.name)
+            return Moment.from_bytes(read_file(self._path, limit=MAX_FILE_BYTES), file=self._path.name)
         except FileNotFoundError:
             return None
         except (OSError, EdgeOnnxError) as error:

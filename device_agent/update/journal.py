@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from device_agent.slots.store import STATE_LOCK, STATE_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from device_agent.slots.state import SlotState
     from device_agent.slots.store import Store
-
-STATE_LOCK = "state.lock"
-"""Held for the milliseconds between reading a state and writing the one that follows from it."""
-WAIT_SECONDS = 10.0
 
 
 def change_state(store: Store, model: str, change: Callable[[SlotState], SlotState]) -> SlotState:
@@ -29,7 +27,7 @@ def change_state(store: Store, model: str, change: Callable[[SlotState], SlotSta
     Raises:
         NoSpaceError, StateError: It could not be written, or is held too long by another process.
     """
-    with store.locked(STATE_LOCK, "another process", wait=WAIT_SECONDS):
+    with store.locked(STATE_LOCK, "another process", wait=STATE_SECONDS):
         before = store.read_state(model)
         after = change(before)
         return before if after is before else store.write_state(after)

@@ -25,7 +25,7 @@ from tuf.api.exceptions import DownloadError, LengthOrHashMismatchError, Reposit
 from tuf.api.metadata import Metadata, Root, TargetFile
 from tuf.api.serialization import DeserializationError
 
-from device_agent.slots.disk import TEMPORARY
+from device_agent.slots.disk import TEMPORARY, read_file
 from device_agent.update.explain import explained
 from device_agent.update.floor import Floor, signed_at
 from device_agent.update.verifier import HISTORY, LIMITS, Fetcher, Verifier, check_document
@@ -304,21 +304,19 @@ def read_root(data: bytes) -> Root:
 
 
 def _read(path: Path, limit: int) -> bytes | None:
-    """A file's content; None if it is not there, cannot be read, or is longer than the limit."""
+    """A file's content; None if it is not there, cannot be read, is no regular file, or is longer than the limit."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-            data = file.read(limit + 1)
+        return read_file(path, limit=limit)
     except OSError:
         return None
-    return data if len(data) <= limit else None
 
 
 def _is_damaged(path: Path) -> bool:
     if path.is_symlink():
-        return False
+        return path.name != "root.json"
     data = _read(path, LIMITS.targets_max_length)
     if data is None:
-        return path.is_file() and os.access(path, os.R_OK)
+        return not path.is_file() or os.access(path, os.R_OK)
     try:
         parse_document(data, path.name)
     except BundleError:

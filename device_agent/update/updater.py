@@ -9,7 +9,7 @@ Most runs find nothing new. What only the others need (decoders, NumPy) is impor
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from device_agent.slots.state import Installed, SlotState, begin, step
@@ -185,7 +185,7 @@ class Updater:
         logger.warning("%s %s: the slot %s; what it lacks is fetched", state.model, active.version, fault)
         self._staged(release)
         # Written anew so that the serving process notices: it may serve the previous version for want of this one.
-        return self._parts.store.write_state(self._parts.store.read_state(state.model))
+        return self._change(state, replace)
 
     def _outgrown(self, model: str, contents: str) -> str | None:
         """Why an active slot that lacks variants may lack one that this machine would run now; None if it does not."""

@@ -23,6 +23,7 @@ from tuf.ngclient.updater import Updater
 
 from device_agent.update.floor import MAX_VERSION, Floor, Record, signed_at
 from device_agent.update.sources import NotFound, looks_like_html
+from device_agent.slots.disk import read_file
 from edgeonnx.errors import ManifestError, UntrustedError, printable
 from edgeonnx.spec.parse import parse_document
 
@@ -298,6 +299,6 @@ def _record(signed: Signed, signers: tuple[str, ...] = ()) -> Record:
 
 def _holds(path: Path, data: bytes) -> bool:
     try:
-        return not path.is_symlink() and path.read_bytes() == data
+        return read_file(path, limit=len(data)) == data
     except OSError:
         return False

@@ -23,12 +23,9 @@ def test_outcomes(code: int, outcome: str) -> None:
     assert outcome_of(code) == outcome
 
 
-def test_the_command_is_the_agents_own_verb() -> None:
+def test_the_command_is_the_update_process() -> None:
     command = command_of(Path("/state"), Path("/etc/agent.toml"))
-    assert command[1:] == [
-        *("-m", "device_agent.cli.main", "update", "--once"),
-        *("--config", "/etc/agent.toml", "--state-dir", "/state"),
-    ]
+    assert command[1:] == [*("-m", "device_agent.update"), *("--config", "/etc/agent.toml", "--state-dir", "/state")]
     assert "--config" not in command_of(Path("/state"), None)
 
 
