@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from edgeonnx.blobs.codec import compress
 from edgeonnx.bundle import Bundle, open_bundle, verify_files
 from edgeonnx.bundle.needs import common_files, graph_files, tensor_files, tensor_names
-from edgeonnx.repository.deltas import plan_deltas
+from edgeonnx.repository.content.deltas import plan_deltas
 from edgeonnx.spec.contents import CONTENTS_FILE, canonical_json
 
 if TYPE_CHECKING:

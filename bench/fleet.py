@@ -27,11 +27,11 @@ from device_agent.config import UpdateConfig
 from device_agent.slots.disk import Disk
 from device_agent.slots.state import Installed, SlotState
 from device_agent.supervision.schedule import next_wait
-from device_agent.update.clock import Clock
-from device_agent.update.downloader import Downloader
-from device_agent.update.metadata import TrustedMetadata
 from device_agent.update.policy import Action, Situation, decide
-from device_agent.update.sources.folder import FolderSource
+from device_agent.update.transfer.downloader import Downloader
+from device_agent.update.transfer.sources.folder import FolderSource
+from device_agent.update.trust.clock import Clock
+from device_agent.update.trust.metadata import TrustedMetadata
 from edgeonnx.spec.release import channel_target, release_target
 from edgeonnx.spec.rollout import WHOLE, ModelOffers, Offer, OfferState
 from tests.support.bundles import make_bundle

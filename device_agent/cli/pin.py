@@ -19,9 +19,9 @@ def pin(
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Pin this device to one version of a model. The repository must still offer it: a pin allows nothing more."""
+    from device_agent.slots.journal import change_state
     from device_agent.update.byhand import pinned
     from device_agent.update.enrollment import present_enrollment
-    from device_agent.update.journal import change_state
 
     try:
         if clear == (version is not None):

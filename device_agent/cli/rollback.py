@@ -26,8 +26,8 @@ def rollback(
 
     An agent that serves from the state directory swaps to it within seconds.
     """
+    from device_agent.slots.journal import change_state
     from device_agent.update.byhand import rolled_back
-    from device_agent.update.journal import change_state
 
     try:
         store = chosen_store(prepare(config), state_dir)

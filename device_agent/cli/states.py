@@ -116,6 +116,6 @@ def tell(answer: Mapping[str, object], text: str, *, as_json: bool) -> None:
 
 def effective_time(store: Store) -> float:
     """The time to go by, in seconds since 1970; only read."""
-    from device_agent.update.clock import Clock
+    from device_agent.update.trust.clock import Clock
 
     return Clock(store.root / "clock.json", store.disk).effective()

@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from device_agent.slots.journal import change_state
 from device_agent.slots.store import Store
 from device_agent.supervision.boot import after_failed_load, at_start, next_choice, on_probation
-from device_agent.update.clock import Clock
-from device_agent.update.journal import change_state
 from device_agent.update.reports import STATUS_FILE, Status, read_status
+from device_agent.update.trust.clock import Clock
 from edgeonnx.bundle import identify
 from edgeonnx.errors import BundleError, EdgeOnnxError, UpdateError, printable
 

@@ -193,11 +193,11 @@ def check_repository(enrollment: Enrollment, root: bytes, settings: UpdateConfig
         FetchError: The repository cannot be reached, or has no such file.
         UsageError: It has no such channel.
     """
-    from device_agent.update.clock import Clock
-    from device_agent.update.downloader import Downloader
-    from device_agent.update.metadata import TrustedMetadata
-    from device_agent.update.sources.factory import open_source
-    from device_agent.update.sources.folder import FolderSource
+    from device_agent.update.transfer.downloader import Downloader
+    from device_agent.update.transfer.sources.factory import open_source
+    from device_agent.update.transfer.sources.folder import FolderSource
+    from device_agent.update.trust.clock import Clock
+    from device_agent.update.trust.metadata import TrustedMetadata
     from edgeonnx.spec.rollout import Channel
 
     with tempfile.TemporaryDirectory(prefix="edgeonnx-enroll-") as name:
@@ -245,10 +245,10 @@ def enroll(
         StateError, NoSpaceError: It could not be written.
         UntrustedError, FetchError: As `check_repository`.
     """
-    from device_agent.update.clock import Clock
-    from device_agent.update.downloader import Downloader
-    from device_agent.update.metadata import TrustedMetadata, read_root
-    from device_agent.update.sources.folder import FolderSource
+    from device_agent.update.transfer.downloader import Downloader
+    from device_agent.update.transfer.sources.folder import FolderSource
+    from device_agent.update.trust.clock import Clock
+    from device_agent.update.trust.metadata import TrustedMetadata, read_root
 
     read_root(root)
     known = knows_root(store, root)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from device_agent.slots.disk import TEMPORARY, entries_of
-from device_agent.update.sources.folder import FolderSource
+from device_agent.update.transfer.sources.folder import FolderSource
 from edgeonnx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from device_agent.slots.store import Store
-    from device_agent.update.sources import Source
+    from device_agent.update.transfer.sources import Source
 
 METADATA = "metadata"
 UNPACKED = "import."
@@ -43,7 +43,7 @@ def imported(path: Path, store: Store) -> Iterator[Source]:
         return
     if not path.is_file():
         raise UsageError("no such folder or archive", where=str(path), expected="a copy of a repository")
-    from device_agent.update.sources.archive import unpacked
+    from device_agent.update.transfer.sources.archive import unpacked
 
     store.prepare()
     with store.writing("the clean-up"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from device_agent.update.clock import Clock
-from device_agent.update.downloader import Downloader
 from device_agent.update.enrollment import read_enrollment
-from device_agent.update.metadata import TrustedMetadata
 from device_agent.update.policy import Window
 from device_agent.update.reports import Reporter
-from device_agent.update.sources.factory import open_source
+from device_agent.update.transfer.downloader import Downloader
+from device_agent.update.transfer.sources.factory import open_source
+from device_agent.update.trust.clock import Clock
+from device_agent.update.trust.metadata import TrustedMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from device_agent.config import AgentConfig, UpdateConfig
     from device_agent.slots.store import Store
     from device_agent.update.enrollment import Enrollment
-    from device_agent.update.sources import Source
-    from device_agent.update.trial import Verdict
+    from device_agent.update.install.trial import Verdict
+    from device_agent.update.transfer.sources import Source
 
     Trial = Callable[..., Verdict]
 
 
 def _prove(bundle: Path, config: UpdateConfig, settings: Path | None) -> Verdict:
-    from device_agent.update.trial import prove  # most runs find nothing to prove
+    from device_agent.update.install.trial import prove  # most runs find nothing to prove
 
     return prove(bundle, config, settings)
 
 
 def _choose(metadata: Path, config: UpdateConfig, settings: Path | None) -> Verdict:
-    from device_agent.update.trial import choose
+    from device_agent.update.install.trial import choose
 
     return choose(metadata, config, settings)
 

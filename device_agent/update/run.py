@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from device_agent.slots.journal import change_state
 from device_agent.update.byhand import unblocked
 from device_agent.update.enrollment import UPDATE_LOCK, read_enrollment
-from device_agent.update.journal import change_state
 from device_agent.update.parts import open_parts
 from device_agent.update.reports import read_status, write_status
 from device_agent.update.updater import Updater
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from device_agent.config import AgentConfig
     from device_agent.slots.store import Store
     from device_agent.update.parts import Parts
-    from device_agent.update.sources import Source
+    from device_agent.update.transfer.sources import Source
     from device_agent.update.updater import Outcome
 
     Opened = Callable[[Store], AbstractContextManager[Source]]

@@ -12,9 +12,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from device_agent.slots.journal import change_state
 from device_agent.slots.state import Installed, SlotState, begin, step
 from device_agent.slots.states import AttemptState
-from device_agent.update.journal import change_state
 from device_agent.update.policy import Action, Decision, Situation, decide
 from edgeonnx.errors import (
     CandidateError,
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from device_agent.update.contents import Contents
+    from device_agent.update.install.contents import Contents
+    from device_agent.update.install.staging import Staging
     from device_agent.update.parts import Parts
-    from device_agent.update.staging import Staging
 
     Change = Callable[[SlotState], SlotState]
 
@@ -191,7 +191,7 @@ class Updater:
         """Why an active slot that lacks variants may lack one that this machine would run now; None if it does not."""
         if not (self._parts.store.slot(model, contents) / PARTIAL_FILE).exists():
             return None
-        from device_agent.update.variants import is_outdated, machine_key
+        from device_agent.update.install.variants import is_outdated, machine_key
 
         if not is_outdated(self._parts.store, model, contents, machine_key(self._parts.config)):
             return None
@@ -207,7 +207,7 @@ class Updater:
 
     def _staged(self, release: Release) -> Path:
         """The release's slot, whole. Where the disk is full, what nobody needs is removed first."""
-        from device_agent.update.variants import machine_key, remember
+        from device_agent.update.install.variants import machine_key, remember
 
         parts = self._parts
         contents = self._contents(release)
@@ -229,12 +229,12 @@ class Updater:
         return slot
 
     def _contents(self, release: Release) -> Contents:
-        from device_agent.update.contents import Contents
+        from device_agent.update.install.contents import Contents
 
         return Contents(self._parts.store, self._parts.downloader, release)
 
     def _staging(self, release: Release, contents: Contents) -> Staging:
-        from device_agent.update.staging import Limits, Staging
+        from device_agent.update.install.staging import Limits, Staging
 
         update = self._parts.config.update
         limits = Limits(reserve=update.disk_reserve_bytes, connections=update.connections)
@@ -252,7 +252,7 @@ class Updater:
 
     def _prove(self, state: SlotState) -> SlotState:
         """Load the candidate until it gave its golden answers, or its tries are over."""
-        from device_agent.update.trial import Kind
+        from device_agent.update.install.trial import Kind
 
         parts = self._parts
         attempt = state.running

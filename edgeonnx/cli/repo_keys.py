@@ -21,7 +21,7 @@ from edgeonnx.cli.repo_options import (
 from edgeonnx.errors import KeyStoreError, UsageError
 
 if TYPE_CHECKING:
-    from edgeonnx.repository.draft import Missing
+    from edgeonnx.repository.signing.draft import Missing
 
 RoleArgument = Annotated[
     str, typer.Argument(metavar="ROLE", help="root, targets, releases, rollout, snapshot or timestamp.")
@@ -42,8 +42,8 @@ def generate(
     """Make a key in your folder. It signs nothing until `keys add`, or `keys rotate`, puts it into a repository."""
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import print_json
-    from edgeonnx.repository.keys import find_file
-    from edgeonnx.repository.roles import check_role
+    from edgeonnx.repository.signing.keys import find_file
+    from edgeonnx.repository.signing.roles import check_role
 
     check_role(role)
     store = open_keys(keys, Passphrase(file=passphrase_file, new=True, unencrypted=unencrypted))
@@ -78,9 +78,9 @@ def rotate(
     The new key is made in the folder that has the old one, else in the first folder that is named.
     """
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.ceremony import match_key, rotate_key
-    from edgeonnx.repository.keys import find_file
     from edgeonnx.repository.listing import role_of
+    from edgeonnx.repository.signing.ceremony import match_key, rotate_key
+    from edgeonnx.repository.signing.keys import find_file
 
     secret = Passphrase(file=passphrase_file, new=True, unencrypted=unencrypted)
     store = open_keys(keys, secret, repo)
@@ -103,7 +103,7 @@ def export(
 ) -> None:
     """Write the public part of a key in your folder, for a colleague who adds it; no passphrase is needed."""
     from edgeonnx.cli.output import print_json
-    from edgeonnx.repository.roles import check_role
+    from edgeonnx.repository.signing.roles import check_role
 
     check_role(role)
     files = [each for each in open_keys(keys, Passphrase()).files() if each.role == role]
@@ -138,8 +138,8 @@ def add(
 ) -> None:
     """Let a further key sign for a role; `keys threshold` says how many must."""
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.ceremony import add_key
-    from edgeonnx.repository.keys import read_public
+    from edgeonnx.repository.signing.ceremony import add_key
+    from edgeonnx.repository.signing.keys import read_public
 
     store = open_keys(keys, Passphrase(file=passphrase_file), repo)
     _changed(repo, role, add_key(Repository(repo), store, role, read_public(file)), as_json=as_json)
@@ -155,7 +155,7 @@ def remove(
 ) -> None:
     """Let a key sign for a role no more."""
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.ceremony import remove_key
+    from edgeonnx.repository.signing.ceremony import remove_key
 
     store = open_keys(keys, Passphrase(file=passphrase_file), repo)
     _changed(repo, role, remove_key(Repository(repo), store, role, key), as_json=as_json)
@@ -171,7 +171,7 @@ def threshold(
 ) -> None:
     """Change how many of a role's keys must sign."""
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.ceremony import change_threshold
+    from edgeonnx.repository.signing.ceremony import change_threshold
 
     store = open_keys(keys, Passphrase(file=passphrase_file), repo)
     _changed(repo, role, change_threshold(Repository(repo), store, role, count), as_json=as_json)

@@ -95,7 +95,7 @@ def open_keys(
         UsageError: No folder is named, or one lies in the repository.
     """
     from edgeonnx.repository import FileKeys
-    from edgeonnx.repository.keys import check_folders
+    from edgeonnx.repository.signing.keys import check_folders
 
     named = os.environ.get(KEYS, "")
     folders = [*(keys or [Path(part) for part in named.split(os.pathsep) if part]), *further]

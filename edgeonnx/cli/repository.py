@@ -100,9 +100,9 @@ def init(
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Files, Settings, create_repository
     from edgeonnx.repository.create import check_new
-    from edgeonnx.repository.keys import home_of, keys_for
     from edgeonnx.repository.listing import list_roles
-    from edgeonnx.repository.roles import EXPIRES, RELEASES, ROLES
+    from edgeonnx.repository.signing.keys import home_of, keys_for
+    from edgeonnx.repository.signing.roles import EXPIRES, RELEASES, ROLES
 
     settings = Settings(expires={**EXPIRES, **_periods(expires or [])})
     files = Files(repo)
@@ -125,7 +125,7 @@ def init(
 
 def _periods(texts: Sequence[str]) -> dict[str, timedelta]:
     """`ROLE=DAYS`, several times."""
-    from edgeonnx.repository.roles import check_role
+    from edgeonnx.repository.signing.roles import check_role
 
     found = {}
     for text in texts:
@@ -157,7 +157,7 @@ def sign(
     from edgeonnx.cli import show_repository
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.ceremony import describe_pending, discard_pending, sign_pending
+    from edgeonnx.repository.signing.ceremony import describe_pending, discard_pending, sign_pending
 
     repository = Repository(repo)
     if discard:
@@ -187,7 +187,7 @@ def refresh(
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.refresh import refresh as run_refresh
+    from edgeonnx.repository.upkeep.refresh import refresh as run_refresh
 
     done = run_refresh(Repository(repo), open_keys(keys, Passphrase(file=passphrase_file), repo))
     print_json(show.refreshed_facts(done)) if as_json else show.refreshed(done)
@@ -198,7 +198,7 @@ def verify(repo: RepoArgument, as_json: JsonOption = False, quiet: QuietOption =
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import Stages, print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.verify import verify as run_verify
+    from edgeonnx.repository.upkeep.verify import verify as run_verify
 
     repository = Repository(repo)
     with Stages(quiet=quiet or as_json) as stages:
@@ -230,7 +230,7 @@ def retire(
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.retire import retire as run_retire
+    from edgeonnx.repository.upkeep.retire import retire as run_retire
 
     missing = run_retire(Repository(repo), open_keys(keys, Passphrase(file=passphrase_file), repo), name, version)
     if as_json:
@@ -251,7 +251,7 @@ def gc(
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.gc import collect
+    from edgeonnx.repository.upkeep.gc import collect
 
     found = collect(Repository(repo), keep=keep, dry_run=dry_run)
     print_json(show.collected_facts(found, dry_run=dry_run)) if as_json else show.collected(found, dry_run=dry_run)
@@ -272,7 +272,7 @@ def export(
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.carry import export as run_export
+    from edgeonnx.repository.upkeep.carry import export as run_export
 
     paths = run_export(Repository(repo), [release], out)
     print_json({"out": str(out), "files": paths}) if as_json else show.exported(out, paths)
@@ -292,7 +292,7 @@ def upload_order(
     """
     from edgeonnx.cli.output import print_json
     from edgeonnx.repository import Repository
-    from edgeonnx.repository.carry import upload_order as run_order
+    from edgeonnx.repository.upkeep.carry import upload_order as run_order
 
     found = run_order(Repository(repo), () if since is None else _paths_in(since))
     if as_json:

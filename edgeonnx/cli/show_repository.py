@@ -10,7 +10,7 @@ from edgeonnx.cli import tables
 from edgeonnx.cli.output import megabytes, stdout
 from edgeonnx.errors import printable
 from edgeonnx.repository.share import show_share
-from edgeonnx.repository.verify import unnamed_files
+from edgeonnx.repository.upkeep.verify import unnamed_files
 from edgeonnx.spec.release import delta_path
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edgeonnx.repository import Published, Repository
-    from edgeonnx.repository.draft import Missing
-    from edgeonnx.repository.gc import Collected
-    from edgeonnx.repository.keys import KeyFile
     from edgeonnx.repository.listing import RoleKeys
-    from edgeonnx.repository.refresh import Refreshed
-    from edgeonnx.repository.verify import Verification
+    from edgeonnx.repository.signing.draft import Missing
+    from edgeonnx.repository.signing.keys import KeyFile
+    from edgeonnx.repository.upkeep.gc import Collected
+    from edgeonnx.repository.upkeep.refresh import Refreshed
+    from edgeonnx.repository.upkeep.verify import Verification
     from edgeonnx.spec.rollout import Channel
 
 REPAIR = (

@@ -2,8 +2,8 @@
 
 from edgeonnx.repository.create import Settings, create_repository
 from edgeonnx.repository.files import Files
-from edgeonnx.repository.keys import FileKeys, KeyStore
 from edgeonnx.repository.publish import Published, publish
 from edgeonnx.repository.repository import Repository
+from edgeonnx.repository.signing.keys import FileKeys, KeyStore
 
 __all__ = ["FileKeys", "Files", "KeyStore", "Published", "Repository", "Settings", "create_repository", "publish"]

@@ -17,9 +17,9 @@ from tuf.api.metadata import (
 )
 
 from edgeonnx.errors import UsageError
-from edgeonnx.repository.draft import Draft
 from edgeonnx.repository.files import HOST, SERVED, Files
-from edgeonnx.repository.roles import (
+from edgeonnx.repository.signing.draft import Draft
+from edgeonnx.repository.signing.roles import (
     DELEGATED,
     EXPIRES,
     RELEASES,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from securesystemslib.signer import Key
 
-    from edgeonnx.repository.keys import KeyStore
+    from edgeonnx.repository.signing.keys import KeyStore
     from edgeonnx.repository.state import AnyMetadata
 
 SETTINGS = f"{HOST}/repository.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgeonnx.repository.keys import FileKeys, find_file
-from edgeonnx.repository.roles import ROLES, ROOT, check_role, delegator_of
+from edgeonnx.repository.signing.keys import FileKeys, find_file
+from edgeonnx.repository.signing.roles import ROLES, ROOT, check_role, delegator_of
 
 if TYPE_CHECKING:
     from datetime import datetime

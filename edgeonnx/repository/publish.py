@@ -16,13 +16,13 @@ from tuf.api.metadata import TargetFile
 from edgeonnx.blobs.delta import encode
 from edgeonnx.bundle import open_bundle, verify_files
 from edgeonnx.errors import KeyStoreError, UsageError
-from edgeonnx.repository import pending
-from edgeonnx.repository.blobs import Written, blob_size, file_size, write_blobs
-from edgeonnx.repository.deltas import plan_deltas
-from edgeonnx.repository.earlier import Earlier, read_content
+from edgeonnx.repository.content.blobs import Written, blob_size, file_size, write_blobs
+from edgeonnx.repository.content.deltas import plan_deltas
+from edgeonnx.repository.content.earlier import Earlier, read_content
 from edgeonnx.repository.files import BLOBS_LOCK
 from edgeonnx.repository.offers import OfferChange, changed, check_channel
-from edgeonnx.repository.roles import OFFLINE, ONLINE, RELEASES, ROLLOUT, SNAPSHOT, TIMESTAMP
+from edgeonnx.repository.signing import pending
+from edgeonnx.repository.signing.roles import OFFLINE, ONLINE, RELEASES, ROLLOUT, SNAPSHOT, TIMESTAMP
 from edgeonnx.repository.state import read_channel, read_release, read_releases, target_path
 from edgeonnx.spec.contents import CONTENTS_FILE
 from edgeonnx.spec.release import Delta, Release, channel_target, delta_path, release_target
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edgeonnx.bundle import Bundle
-    from edgeonnx.repository.draft import Draft, Missing
-    from edgeonnx.repository.keys import KeyStore
     from edgeonnx.repository.repository import Repository
+    from edgeonnx.repository.signing.draft import Draft, Missing
+    from edgeonnx.repository.signing.keys import KeyStore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import RepositoryError
-from edgeonnx.repository import pending
 from edgeonnx.repository.create import read_settings
-from edgeonnx.repository.draft import Draft
 from edgeonnx.repository.files import Files
-from edgeonnx.repository.roles import utc_now
+from edgeonnx.repository.signing import pending
+from edgeonnx.repository.signing.draft import Draft
+from edgeonnx.repository.signing.roles import utc_now
 from edgeonnx.repository.state import State, read_state, signed_at
 from edgeonnx.spec.signing import stamp
 

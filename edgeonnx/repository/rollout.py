@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from edgeonnx.errors import UsageError
 from edgeonnx.repository.offers import OfferChange, check_channel
 from edgeonnx.repository.publish import apply_change
-from edgeonnx.repository.roles import RELEASES, ROLLOUT
+from edgeonnx.repository.signing.roles import RELEASES, ROLLOUT
 from edgeonnx.repository.state import read_channel, read_release
 from edgeonnx.spec.release import channel_target
 
 if TYPE_CHECKING:
-    from edgeonnx.repository.draft import Draft
-    from edgeonnx.repository.keys import KeyStore
     from edgeonnx.repository.repository import Repository
+    from edgeonnx.repository.signing.draft import Draft
+    from edgeonnx.repository.signing.keys import KeyStore
     from edgeonnx.repository.state import State
     from edgeonnx.spec.rollout import Channel, OfferState
 

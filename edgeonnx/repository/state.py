@@ -15,7 +15,7 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Tar
 from tuf.api.serialization import DeserializationError
 
 from edgeonnx.errors import RepositoryError, UntrustedError, first_line
-from edgeonnx.repository.roles import LISTED, ROLES, ROOT, SNAPSHOT, TARGETS, TIMESTAMP
+from edgeonnx.repository.signing.roles import LISTED, ROLES, ROOT, SNAPSHOT, TARGETS, TIMESTAMP
 from edgeonnx.spec.release import Release, channel_target, release_target
 from edgeonnx.spec.rollout import Channel
 from edgeonnx.spec.signing import SIGNED_AT, read_stamp

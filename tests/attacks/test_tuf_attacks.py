@@ -15,7 +15,7 @@ import pytest
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import MetaFile, TargetFile
 
-from device_agent.update.floor import MAX_VERSION
+from device_agent.update.trust.floor import MAX_VERSION
 from edgeonnx.errors import FetchError, UntrustedError
 from edgeonnx.spec.release import release_target
 from edgeonnx.spec.signing import SIGNED_AT
@@ -375,7 +375,7 @@ def test_a_power_cut_amid_the_recovery_does_not_stop_it(device: Device, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr("device_agent.update.metadata.TrustedMetadata._keep", cut)
+        context.setattr("device_agent.update.trust.metadata.TrustedMetadata._keep", cut)
         with pytest.raises(KeyboardInterrupt):
             device.refresh()
     assert device.refresh().target(CHANNEL) == b"after"

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_agent.update.verifier import LIMITS
+from device_agent.update.trust.verifier import LIMITS
 from edgeonnx.errors import EdgeOnnxError, FetchError, UntrustedError
 from tests.support.tuf_simulator import CHANNEL, EXPIRES, RELEASE, Device, Simulator
 

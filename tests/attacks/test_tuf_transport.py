@@ -11,10 +11,10 @@ import pytest
 
 from device_agent.config import UpdateConfig
 from device_agent.slots.disk import Disk
-from device_agent.update.clock import Clock
-from device_agent.update.downloader import Downloader
-from device_agent.update.metadata import TrustedMetadata
-from device_agent.update.sources.factory import open_source
+from device_agent.update.transfer.downloader import Downloader
+from device_agent.update.transfer.sources.factory import open_source
+from device_agent.update.trust.clock import Clock
+from device_agent.update.trust.metadata import TrustedMetadata
 from edgeonnx.errors import FetchError, UntrustedError
 from tests.support.tuf_simulator import CHANNEL, START, Simulator
 from tests.support.web import Fault, StaticServer

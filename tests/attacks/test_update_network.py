@@ -16,9 +16,9 @@ import pytest
 
 from device_agent.config import UpdateConfig
 from device_agent.slots.disk import Disk
-from device_agent.update.downloader import Downloader, Job, Timing
-from device_agent.update.sources import NotFound
-from device_agent.update.sources.http import HttpSource
+from device_agent.update.transfer.downloader import Downloader, Job, Timing
+from device_agent.update.transfer.sources import NotFound
+from device_agent.update.transfer.sources.http import HttpSource
 from edgeonnx.errors import FetchError
 from tests.support.nginx import ScriptedServer, reset
 from tests.support.outcome import refusal

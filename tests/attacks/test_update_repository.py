@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from device_agent.slots.states import AttemptState
-from device_agent.update import staging
+from device_agent.update.install import staging
 from edgeonnx.blobs.codec import compress
 from edgeonnx.errors import BlobError, CandidateError, EdgeOnnxError, FetchError, UntrustedError
 from edgeonnx.repository import Repository
 from edgeonnx.repository.offers import OfferChange
 from edgeonnx.repository.publish import add_target, conclude
-from edgeonnx.repository.roles import RELEASES
+from edgeonnx.repository.signing.roles import RELEASES
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.release import Delta, Release, blob_path, delta_path, release_target
 from edgeonnx.spec.rollout import WHOLE
@@ -222,7 +222,7 @@ def test_a_captive_portal_s_page_instead_of_metadata(device: TestDevice, tmp_pat
     [b"[]", b"{}", b"\xff", b'{"schema_version": "2.0"}', json.dumps({"schema_version": "1.0"}).encode()],
 )
 def test_a_signed_channel_that_cannot_be_read(device: TestDevice, document: bytes) -> None:
-    from edgeonnx.repository.roles import ROLLOUT
+    from edgeonnx.repository.signing.roles import ROLLOUT
 
     with device.repository.repository.changing() as draft:
         add_target(draft, ROLLOUT, "channels/stable.json", document)
@@ -233,7 +233,7 @@ def test_a_signed_channel_that_cannot_be_read(device: TestDevice, document: byte
 
 
 def test_a_signed_channel_under_another_one_s_path(device: TestDevice, tmp_path: Path) -> None:
-    from edgeonnx.repository.roles import ROLLOUT
+    from edgeonnx.repository.signing.roles import ROLLOUT
 
     make: Callable[[str], bytes] = lambda name: canonical_json(  # noqa: E731
         {"schema_version": "1.0", "channel": name, "models": {}}

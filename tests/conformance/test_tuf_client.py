@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from device_agent.slots.disk import Disk
-from device_agent.update.clock import Clock
-from device_agent.update.metadata import TrustedMetadata
+from device_agent.update.trust.clock import Clock
+from device_agent.update.trust.metadata import TrustedMetadata
 from tests.support.tuf_simulator import CHANNEL, MemoryDownloader, Simulator
 from tests.support.web import StaticServer
 

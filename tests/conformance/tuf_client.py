@@ -21,11 +21,11 @@ from urllib.parse import quote
 
 from device_agent.config import UpdateConfig
 from device_agent.slots.disk import Disk
-from device_agent.update.clock import Clock
-from device_agent.update.downloader import Downloader
-from device_agent.update.metadata import TrustedMetadata
-from device_agent.update.sources import Body, Source
-from device_agent.update.sources.factory import open_source
+from device_agent.update.transfer.downloader import Downloader
+from device_agent.update.transfer.sources import Body, Source
+from device_agent.update.transfer.sources.factory import open_source
+from device_agent.update.trust.clock import Clock
+from device_agent.update.trust.metadata import TrustedMetadata
 from edgeonnx.errors import EdgeOnnxError
 
 SETTINGS = UpdateConfig(retries=0, proxy="none")

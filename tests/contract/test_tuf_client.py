@@ -1,4 +1,4 @@
-"""What `device_agent.update.verifier` extends in python-tuf: private names, which a later release may change.
+"""What `device_agent.update.trust.verifier` extends in python-tuf: private names, which a later release may change.
 
 Each test says what breaks if it fails. Then look at the release's notes, adapt the verifier, and move the bound in
 pyproject.toml.
@@ -17,7 +17,7 @@ from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
 from tuf.ngclient.fetcher import FetcherInterface
 from tuf.ngclient.updater import Updater
 
-from device_agent.update.verifier import Fetcher, Verifier
+from device_agent.update.trust.verifier import Fetcher, Verifier
 
 ROOT = Path(__file__).parents[2]
 EXTENDED = {

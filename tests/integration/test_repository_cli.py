@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from edgeonnx.cli.main import app
 from edgeonnx.repository import Files, Repository, files
-from edgeonnx.repository.verify import verify
+from edgeonnx.repository.upkeep.verify import verify
 from edgeonnx.spec.rollout import Channel
 from tests.support.bundles import make_bundle
 from tests.support.cli import ESCAPE, edgeonnx, environment

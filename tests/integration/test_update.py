@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.cli.status import look
-from device_agent.update import trial
+from device_agent.update.install import trial
 from edgeonnx.errors import CandidateError
 from tests.support.agent import ROOT, environment
 from tests.support.bundles import CPU_VARIANTS, make_bundle

@@ -16,10 +16,10 @@ import pytest
 
 from device_agent.config import UpdateConfig
 from device_agent.slots.disk import Disk
-from device_agent.update.downloader import Downloader, Job, Timing
-from device_agent.update.partial import NOTE_BYTES, Note, note_of
-from device_agent.update.sources import NotFound, TemporaryError
-from device_agent.update.sources.factory import open_source
+from device_agent.update.transfer.downloader import Downloader, Job, Timing
+from device_agent.update.transfer.partial import NOTE_BYTES, Note, note_of
+from device_agent.update.transfer.sources import NotFound, TemporaryError
+from device_agent.update.transfer.sources.factory import open_source
 from edgeonnx.errors import FetchError
 from tests.support import nginx as support
 from tests.support.certificates import Authority
@@ -404,7 +404,7 @@ IN_1970 = """
 import sys
 from pathlib import Path
 from device_agent.config import UpdateConfig
-from device_agent.update.sources.factory import open_source
+from device_agent.update.transfer.sources.factory import open_source
 settings = UpdateConfig(ca_file=Path("{authority}"))
 source = open_source("{url}", settings, check_times=sys.argv[1] == "check")
 with source.open("timestamp.json") as body:

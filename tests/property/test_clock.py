@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_agent.slots.disk import Disk
-from device_agent.update.clock import Clock
+from device_agent.update.trust.clock import Clock
 from tests.support.tuf_simulator import Times
 
 SECONDS = st.floats(0, 4e9, allow_nan=False)

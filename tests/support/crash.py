@@ -28,10 +28,10 @@ from device_agent.slots.store import UPDATE_LOCK, Store
 from device_agent.supervision.boot import enter_probation, on_probation
 from device_agent.supervision.installation import Installation
 from device_agent.update.enrollment import Enrollment, enroll, present_enrollment
+from device_agent.update.install.trial import Kind, Verdict
 from device_agent.update.parts import open_parts
 from device_agent.update.reports import Status, write_status
-from device_agent.update.sources.folder import FolderSource
-from device_agent.update.trial import Kind, Verdict
+from device_agent.update.transfer.sources.folder import FolderSource
 from device_agent.update.updater import Updater
 from edgeonnx.errors import CandidateError, EdgeOnnxError, IntegrityError, NoSpaceError, StateError
 from tests.support.bundles import make_bundle

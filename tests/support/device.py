@@ -13,11 +13,11 @@ from device_agent.slots.state import SlotState, step
 from device_agent.slots.states import AttemptState
 from device_agent.slots.store import Store
 from device_agent.update.enrollment import Enrollment, enroll, read_enrollment
+from device_agent.update.install.trial import Kind, Verdict
 from device_agent.update.parts import Parts, open_parts
 from device_agent.update.reports import Reporter
-from device_agent.update.sources import Body, Source
-from device_agent.update.sources.factory import open_source
-from device_agent.update.trial import Kind, Verdict
+from device_agent.update.transfer.sources import Body, Source
+from device_agent.update.transfer.sources.factory import open_source
 from device_agent.update.updater import Outcome, Updater
 from edgeonnx.bundle import needs, open_bundle
 from edgeonnx.repository import Files

@@ -14,8 +14,8 @@ from tuf.ngclient.fetcher import FetcherInterface
 from edgeonnx.repository import Files, Published, Repository, Settings, create_repository
 from edgeonnx.repository import publish as publish_bundle
 from edgeonnx.repository.publish import NEWEST_BEFORE, DeltaBase
-from edgeonnx.repository.roles import ROLES, ROOT, utc_now
 from edgeonnx.repository.rollout import change_offer
+from edgeonnx.repository.signing.roles import ROLES, ROOT, utc_now
 from edgeonnx.repository.state import versions_on_disk
 from edgeonnx.spec.rollout import WHOLE, Channel, OfferState
 

@@ -26,9 +26,9 @@ from tuf.api.metadata import (
 )
 
 from device_agent.slots.disk import Disk
-from device_agent.update.clock import Clock
-from device_agent.update.metadata import TrustedMetadata
-from device_agent.update.sources import NotFound
+from device_agent.update.transfer.sources import NotFound
+from device_agent.update.trust.clock import Clock
+from device_agent.update.trust.metadata import TrustedMetadata
 from edgeonnx.errors import FetchError
 from edgeonnx.spec.release import RELEASES_PATHS, ROLLOUT_PATHS
 from edgeonnx.spec.signing import SIGNED_AT, stamp
@@ -157,7 +157,7 @@ class Simulator:
 
 
 class MemoryDownloader:
-    """Gives what a simulator serves, in the manner of `device_agent.update.downloader`."""
+    """Gives what a simulator serves, in the manner of `device_agent.update.transfer.downloader`."""
 
     def __init__(self, files: dict[str, bytes], requests: list[str] | None = None) -> None:
         self.files = files

@@ -11,9 +11,9 @@ from tuf.api.exceptions import DownloadHTTPError
 
 from edgeonnx.errors import RepositoryError, UsageError
 from edgeonnx.repository import Repository
-from edgeonnx.repository.carry import export, upload_order
-from edgeonnx.repository.ceremony import rotate_key
-from edgeonnx.repository.verify import verify
+from edgeonnx.repository.signing.ceremony import rotate_key
+from edgeonnx.repository.upkeep.carry import export, upload_order
+from edgeonnx.repository.upkeep.verify import verify
 from edgeonnx.spec.release import Release, blob_path
 from tests.support.repository import Reader, TestRepository
 

@@ -11,7 +11,8 @@ from tuf.api.exceptions import RepositoryError as TufError
 
 from edgeonnx.errors import KeyStoreError, UsageError
 from edgeonnx.repository import Files, Repository
-from edgeonnx.repository.ceremony import (
+from edgeonnx.repository.listing import list_roles, role_of
+from edgeonnx.repository.signing.ceremony import (
     add_key,
     change_threshold,
     describe_pending,
@@ -19,9 +20,8 @@ from edgeonnx.repository.ceremony import (
     rotate_key,
     sign_pending,
 )
-from edgeonnx.repository.listing import list_roles, role_of
-from edgeonnx.repository.roles import ROLES
-from edgeonnx.repository.verify import verify
+from edgeonnx.repository.signing.roles import ROLES
+from edgeonnx.repository.upkeep.verify import verify
 from tests.support.repository import Reader, TestRepository
 from tests.unit.repository.conftest import copy_of
 

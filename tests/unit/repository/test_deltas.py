@@ -11,8 +11,8 @@ from edgeonnx.blobs.codec import compress
 from edgeonnx.blobs.delta import decode
 from edgeonnx.bundle import Bundle, open_bundle
 from edgeonnx.errors import BlobError
-from edgeonnx.repository import deltas
-from edgeonnx.repository.deltas import plan_deltas
+from edgeonnx.repository.content import deltas
+from edgeonnx.repository.content.deltas import plan_deltas
 from edgeonnx.spec.contents import CONTENTS_FILE, Contents
 from edgeonnx.spec.release import Delta
 from tests.support import bundles

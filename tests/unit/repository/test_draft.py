@@ -11,9 +11,9 @@ from edgeonnx.errors import RepositoryError, UsageError
 from edgeonnx.repository import Files, Settings
 from edgeonnx.repository.create import read_settings
 from edgeonnx.repository.repository import MAX_SKEW, signing_time
-from edgeonnx.repository.roles import EXPIRES, LISTED, ROLES
+from edgeonnx.repository.signing.roles import EXPIRES, LISTED, ROLES
 from edgeonnx.repository.state import read_state, signed_at
-from edgeonnx.repository.verify import verify
+from edgeonnx.repository.upkeep.verify import verify
 from edgeonnx.spec.signing import SIGNED_AT, stamp
 from tests.support.repository import TestRepository
 from tests.unit.repository.conftest import BEGIN, Time

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from edgeonnx.errors import UsageError
-from edgeonnx.repository.gc import collect
 from edgeonnx.repository.publish import publish
-from edgeonnx.repository.retire import retire
-from edgeonnx.repository.verify import unnamed_files, verify
+from edgeonnx.repository.upkeep.gc import collect
+from edgeonnx.repository.upkeep.retire import retire
+from edgeonnx.repository.upkeep.verify import unnamed_files, verify
 from edgeonnx.spec.rollout import WHOLE, OfferState
 from tests.support.repository import Reader, TestRepository
 

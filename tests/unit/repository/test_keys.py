@@ -11,7 +11,7 @@ from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import Key
 
 from edgeonnx.errors import KeyStoreError, UsageError
-from edgeonnx.repository.keys import FileKeys, check_folders, find_file, keys_for, read_public
+from edgeonnx.repository.signing.keys import FileKeys, check_folders, find_file, keys_for, read_public
 
 PASSPHRASE = b"correct horse battery"
 

@@ -15,11 +15,11 @@ from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import BundleError, KeyStoreError, RepositoryBusyError, RepositoryError, UsageError
 from edgeonnx.repository import Files, Repository, files
 from edgeonnx.repository import publish as publish_bundle
-from edgeonnx.repository.ceremony import discard_pending, rotate_key, sign_pending
 from edgeonnx.repository.files import BLOBS_LOCK, LOCK
-from edgeonnx.repository.pending import PENDING
 from edgeonnx.repository.publish import DeltaBase
-from edgeonnx.repository.verify import verify
+from edgeonnx.repository.signing.ceremony import discard_pending, rotate_key, sign_pending
+from edgeonnx.repository.signing.pending import PENDING
+from edgeonnx.repository.upkeep.verify import verify
 from edgeonnx.spec.release import Release, blob_path, delta_path
 from edgeonnx.spec.rollout import WHOLE, Channel, OfferState
 from tests.support.bundles import CPU_VARIANTS, make_bundle

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from edgeonnx.errors import KeyStoreError
-from edgeonnx.repository.ceremony import rotate_key
 from edgeonnx.repository.publish import publish
-from edgeonnx.repository.refresh import refresh
-from edgeonnx.repository.roles import ONLINE, ROLES
-from edgeonnx.repository.verify import verify
+from edgeonnx.repository.signing.ceremony import rotate_key
+from edgeonnx.repository.signing.roles import ONLINE, ROLES
+from edgeonnx.repository.upkeep.refresh import refresh
+from edgeonnx.repository.upkeep.verify import verify
 from tests.support.repository import MemoryKeys, TestRepository
 from tests.unit.repository.conftest import BEGIN, Time
 

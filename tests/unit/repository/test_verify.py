@@ -13,8 +13,8 @@ from edgeonnx.blobs.codec import compress
 from edgeonnx.errors import EdgeOnnxError, RepositoryError, UntrustedError
 from edgeonnx.repository import Repository
 from edgeonnx.repository.publish import add_target
-from edgeonnx.repository.roles import utc_now
-from edgeonnx.repository.verify import unnamed_files, verify
+from edgeonnx.repository.signing.roles import utc_now
+from edgeonnx.repository.upkeep.verify import unnamed_files, verify
 from edgeonnx.spec.release import Release, blob_path, delta_path
 from tests.support.repository import TestRepository
 

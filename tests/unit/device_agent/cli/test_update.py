@@ -16,8 +16,9 @@ from device_agent.cli.status import WIDTH, look
 from device_agent.slots.state import step
 from device_agent.slots.states import AttemptState
 from device_agent.slots.store import Store
-from device_agent.update import enrollment, trial
+from device_agent.update import enrollment
 from device_agent.update.__main__ import main as scheduled
+from device_agent.update.install import trial
 from tests.support.bundles import make_bundle
 from tests.support.device import QuickDisk, QuickFiles, proves, runs_first
 from tests.support.repository import TestRepository

@@ -11,8 +11,8 @@ import pytest
 
 from device_agent.slots.states import AttemptState
 from device_agent.update.byhand import pinned, rolled_back
+from device_agent.update.install.trial import Kind, Verdict
 from device_agent.update.policy import Action
-from device_agent.update.trial import Kind, Verdict
 from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import (
     BlobError,

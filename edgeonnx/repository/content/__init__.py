@@ -1,0 +1,1 @@
+"""What travels: blobs, and differences to the contents of earlier releases."""

@@ -1,0 +1,1 @@
+"""Who signs: roles, keys, their changes, and changes that wait for signatures."""
