@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -11,11 +12,22 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # The suite gives the same verdict each time; `make fuzz` looks for new inputs, as HYPOTHESIS_PROFILE=default does.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command that runs in the tests' process sets up logging for all of it; the next test finds it as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = [each for each in root.handlers if each in handlers]
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

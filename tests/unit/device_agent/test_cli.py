@@ -126,6 +126,10 @@ def test_check_says_what_is_wrong_before_anything_is_served(tmp_path: Path) -> N
     assert wrong.exit_code == 2
     assert f"error: {settings}: [server] prot: unknown setting" in wrong.output
     assert "did you mean port?" in wrong.output
+    settings.write_text("bundles = ['tiny-1.0.0']\n[update]\nwindow = 'at night'\n")
+    no_window = runner.invoke(app, check)
+    assert no_window.exit_code == 2
+    assert "update.window: is no time window" in no_window.output
     settings.write_text("bundles = ['tiny-1.0.0']\n[server]\nhost = '0.0.0.0'\n")
     open_to_all = runner.invoke(app, check)
     assert open_to_all.exit_code == 2
