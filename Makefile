@@ -74,7 +74,7 @@ format: $(VENV)/.tests
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(BUNDLE): $(VENV)/.tests
+$(BUNDLE): $(VENV)/.runs
 	$(BIN)/edgeonnx package --force --name minilm --version 1.0.0 --out $(dir $(BUNDLE)) \
 	    "$$($(BIN)/python docs/examples/demo.py --print-source)"
 

@@ -26,9 +26,9 @@ from typing import Self
 
 import numpy as np
 import onnx
+from demo import command, source_directory
 from safetensors.numpy import load_file, save_file
 
-from docs.examples.demo import command, source_directory
 from edgeonnx.spec.contents import Contents, FileEntry
 
 WORK = Path(".work/demo-ota")
