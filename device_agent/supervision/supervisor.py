@@ -22,7 +22,7 @@ from device_agent.slots.state import step
 from device_agent.slots.states import AttemptState
 from device_agent.supervision.boot import enter_probation, give_try_back, next_turn, on_probation, wait_for_start
 from device_agent.supervision.probation import Baseline, Outcome, Verdict, judge
-from device_agent.supervision.schedule import first_wait, next_wait
+from device_agent.supervision.rounds import Rounds
 from device_agent.supervision.watch import Progress, Watch
 from edgeonnx.errors import MemoryBudgetError, ModelNotFoundError, NotReadyError, UpdateError
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     Loading = asyncio.Future[list[LoadedModel]]
 
+REPORTED = (AttemptState.PROBATION, AttemptState.COMMITTED, AttemptState.ROLLED_BACK)
+"""States that the serving process writes and a collector wants to hear of at once."""
 LOOK_SECONDS = 0.5
 """How often the states are looked at: a few system calls for each model."""
-ENROLMENT_SECONDS = 5.0
-"""How often a device that is not enrolled looks whether it is."""
 RETRY_SECONDS = 30.0
 """After which a state that could not be written is tried again."""
 
@@ -81,7 +81,7 @@ class Supervisor:
         watch: Is to be told of each request.
         states: The models' states, as they were looked at last.
         rollbacks: For each model, the versions that were rolled back by this process.
-        next_run: When the next update begins, by `clock`; None: none is planned.
+        rounds: Begins updates, again and again.
     """
 
     def __init__(
@@ -99,11 +99,10 @@ class Supervisor:
         self.watch = Watch()
         self.states: dict[str, SlotState] = {}
         self.rollbacks: dict[str, int] = {}
-        self.next_run: float | None = None
+        self.rounds = Rounds(runs, config.interval_seconds, clock=clock, chance=chance)
         self.clock = clock
         self._models = models
         self._config = config
-        self._chance = chance
         self._probations: dict[str, Probation] = {}
         self._waiting: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
@@ -145,7 +144,7 @@ class Supervisor:
         """Look after the models, and begin updates, until this is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._look_for_ever())
-            group.create_task(self._update_for_ever())
+            group.create_task(self.rounds.run(lacking=self._lacks()))
 
     async def stop(self, *, in_order: bool) -> None:
         """The agent ends.
@@ -362,36 +361,17 @@ class Supervisor:
         name, attempt = state.model, state.attempt
         before = self.states.get(name)
         self.states[name] = state
-        ended = attempt is not None and attempt.state is AttemptState.ROLLED_BACK
-        if ended and before is not None and before.attempt != attempt:
+        if attempt is None or before is None or before.attempt == attempt:
+            return
+        if attempt.state is AttemptState.ROLLED_BACK:
             self.rollbacks[name] = self.rollbacks.get(name, 0) + 1
+        if attempt.state in REPORTED and self._config.report_url is not None:
+            self.rounds.hurry()  # the update process is what reports
 
     def _forget(self) -> None:
         """Drop what is known of versions that are gone."""
         kept = {contents for state in self.states.values() for contents in state.in_use()}
         self.watch.keep(kept | {live.loaded.bundle.digest for live in self._models.all()})
-
-    # Updates
-
-    async def _update_for_ever(self) -> None:
-        interval = self._config.interval_seconds
-        if interval == 0:
-            return
-        wait = first_wait(interval, self._chance(), installed=not self._lacks())
-        failures = 0
-        while True:
-            self.next_run = self.clock() + wait
-            await asyncio.sleep(wait)
-            self.next_run = None
-            if not self.runs.enrolled:
-                wait = min(interval, ENROLMENT_SECONDS)
-                continue
-            try:
-                failures = 0 if (await self.runs.once()).outcome == "ok" else failures + 1
-            except Exception:  # whatever it is, the models are looked after all the same
-                logger.exception("the update could not be begun")
-                failures += 1
-            wait = next_wait(interval, self._chance(), failures=failures)
 
     def _lacks(self) -> bool:
         """Whether there is something to be fetched at once: a model that does not serve as its state says."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def updates_view(supervisor: Supervisor) -> UpdatesView:
     """Updates as they are now."""
     runs = supervisor.runs
-    next_run, last = supervisor.next_run, supervisor.installation.last_run
+    next_run, last = supervisor.rounds.next, supervisor.installation.last_run
     return UpdatesView(
         enrolled=runs.enrolled,
         running=runs.running,

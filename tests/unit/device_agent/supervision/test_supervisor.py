@@ -18,7 +18,6 @@ from device_agent.slots.states import AttemptState
 from device_agent.slots.store import Store
 from device_agent.supervision.installation import Installation
 from device_agent.supervision.probation import HUNG_SECONDS
-from device_agent.supervision.runs import Run
 from device_agent.supervision.supervisor import RETRY_SECONDS, Supervisor
 from device_agent.supervision.view import updates_view
 from device_agent.update.reports import Status, write_status
@@ -507,45 +506,25 @@ def test_a_stop_while_the_start_goes_on_ends_it(store: Store, one: Installed) ->
     assert stage.state.active == one
 
 
-def test_updates_are_begun_one_after_the_other(play: Play, one: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        if not stage_of["now"].runs.outcomes:
-            raise asyncio.CancelledError
-
-    stage_of: dict[str, Stage] = {}
+def test_a_collector_hears_at_once_of_what_this_process_wrote(
+    play: Play, store: Store, one: Installed, two: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
 
     async def scenario(stage: Stage) -> None:
-        stage_of["now"] = stage
-        stage.runs = stage.supervisor.runs = FakeRuns()  # type: ignore[assignment]
-        monkeypatch.setattr("device_agent.supervision.supervisor.asyncio.sleep", sleep)
-        with pytest.raises(asyncio.CancelledError):
-            await stage.supervisor._update_for_ever()
-        monkeypatch.undo()
+        monkeypatch.setattr(stage.supervisor.rounds, "hurry", lambda: told.append(stage.attempt[0].value))
+        store.write_state(proven(stage.state, two))
+        await stage.later()
+        stage.fail(10)
+        await stage.later()
+        assert stage.attempt[0] is ROLLED_BACK
 
     play(scenario, SlotState(model="tiny", active=one))
-    assert waits == [30.0, 5.0, 5.0, 3600.0, 30.0, 60.0, 3600.0]
-
-
-class FakeRuns:
-    """Enrolled from the third look on; then its updates end as `outcomes` says, an error being none that began."""
-
-    def __init__(self) -> None:
-        self.outcomes = ["ok", "unreachable", None, "ok"]
-        self.looks = 0
-
-    @property
-    def enrolled(self) -> bool:
-        self.looks += 1
-        return self.looks > 2
-
-    async def once(self) -> Run:
-        outcome = self.outcomes.pop(0)
-        if outcome is None:
-            raise OSError("no memory for a process")
-        return Run(outcome=outcome, began=0.0, seconds=0.0)
+    assert told == []  # nobody listens
+    monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, report_url="https://collector.example"))
+    store.write_state(replace(store.read_state("tiny"), blocked=(), attempt=None))
+    play(scenario, SlotState(model="tiny", active=one))
+    assert told == ["probation", "rolled back"]
 
 
 def test_what_an_update_mended_is_tried_again(play: Play, store: Store, one: Installed, two: Installed) -> None:
