@@ -51,17 +51,22 @@ def publish(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Let the share shrink, or the minimum version go back.")
     ] = False,
+    skip_golden: Annotated[
+        bool, typer.Option("--skip-golden", help="Do not replay the golden set here before anything is written.")
+    ] = False,
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Publish a bundle: write what the repository lacks of it, sign the release, offer it to a share of the fleet.
 
-    Publishing the same bundle again changes the share. If the release needs signatures of further people, it waits for
-    them; see `edgeonnx repo sign`.
+    The bundle is verified before, as by `edgeonnx verify`: every device would refuse what does not give its golden
+    answers. Publishing the same bundle again changes the share. If the release needs signatures of further people, it
+    waits for them; see `edgeonnx repo sign`.
     """
     from edgeonnx.cli import show_repository as show
     from edgeonnx.cli.output import Stages, print_json
+    from edgeonnx.pipeline.verify import verify
     from edgeonnx.repository import Repository
     from edgeonnx.repository.publish import publish as run_publish
     from edgeonnx.repository.share import parse_share
@@ -70,6 +75,8 @@ def publish(
     store = open_keys(keys, Passphrase(file=passphrase_file), repo)
     store.unlock()
     with Stages(quiet=quiet or as_json) as stages:
+        if not skip_golden:
+            verify(bundle, stages)
         begun = time.monotonic()
         stages.started("blobs", "compressing what the repository lacks")
         done = run_publish(

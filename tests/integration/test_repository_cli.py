@@ -119,6 +119,14 @@ def test_init_takes_periods_and_a_threshold(tmp_path: Path) -> None:
     assert expires["timestamp"] < expires["snapshot"]
 
 
+def test_a_bundle_that_does_not_give_its_golden_answers_is_not_published(place: Place, tmp_path: Path) -> None:
+    wrong = make_bundle(tmp_path / "wrong", bias=0.5)
+    assert "the golden set is not reproduced" in place.fails(6, *publish(place, wrong, "100%"), keys="all")
+    assert place.client().target("releases/tiny/1.0.0.json") is None
+    place.good(*publish(place, wrong, "100%"), "--skip-golden", keys="all")
+    assert place.client().target("releases/tiny/1.0.0.json") is not None
+
+
 def test_a_release_is_published_grows_is_halted_and_withdrawn(place: Place, bundles: dict[str, Path]) -> None:
     done = place.facts(*publish(place, bundles["1.0.0"], "100%"), keys="all")
     assert (done["new"], done["missing"]) == (True, [])
