@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from device_agent.slots.journal import change_state
+from device_agent.slots.states import AttemptState
 from device_agent.slots.store import Store
 from device_agent.supervision.boot import after_failed_load, at_start, next_choice, on_probation
 from device_agent.update.reports import STATUS_FILE, Status, read_status
@@ -125,7 +126,9 @@ class Installation:
         attempt = state.attempt
         if attempt is not None and attempt != before.attempt:
             told = attempt.reason or f"{attempt.tries_left} tries are left after this one"
-            logger.warning("%s %s: %s: %s", name, attempt.release.version, attempt.state.value, told)
+            begins = before.attempt is not None and before.attempt.state is AttemptState.PROVEN
+            level = logging.INFO if begins else logging.WARNING  # a further start on probation is no good sign
+            logger.log(level, "%s %s: %s: %s", name, attempt.release.version, attempt.state.value, told)
 
     def names(self) -> list[str]:
         """The models that are, or are being, installed."""

@@ -25,7 +25,10 @@ def opened(store: Store, *factory: Path) -> Installation:
     return found
 
 
-def test_a_start_writes_its_try_before_anything_is_loaded(store: Store, install: Install) -> None:
+def test_a_start_writes_its_try_before_anything_is_loaded(
+    store: Store, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     old, new = install("1"), install("2")
     store.write_state(proven(SlotState(model="tiny", active=old), new))
     found = opened(store)
@@ -36,6 +39,7 @@ def test_a_start_writes_its_try_before_anything_is_loaded(store: Store, install:
     assert (attempt.state, attempt.tries_left) == (PROBATION, 2)
     opened(store)
     opened(store)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
     assert opened(store).first == store.slot("tiny", old.contents)
     attempt = store.read_state("tiny").attempt
     assert attempt is not None
