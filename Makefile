@@ -132,12 +132,17 @@ wheel: $(VENV)/.tests
 	$(BIN)/python -m build --no-isolation --outdir $(WORK)/dist .
 
 # What a device gets: the wheel with its [agent] extra and nothing else, in an environment that never saw the build host.
+# It serves a bundle, and takes a release from a repository.
 check-agent: wheel $(BUNDLE)
 	rm -rf $(WORK)/agent-venv
 	$(PYTHON) -m venv $(WORK)/agent-venv
 	$(WORK)/agent-venv/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt \
 	    "$$(ls $(WORK)/dist/*.whl)[agent]"
-	cd $(WORK) && agent-venv/bin/python -I ../tests/support/clean_agent.py bench/minilm-1.0.0
+	rm -rf $(WORK)/check
+	$(BIN)/edgeonnx repo init $(WORK)/check/repository --keys $(WORK)/check/keys --unencrypted
+	$(BIN)/edgeonnx publish $(BUNDLE) --repo $(WORK)/check/repository --keys $(WORK)/check/keys \
+	    --channel stable --rollout 100% --quiet
+	cd $(WORK) && agent-venv/bin/python -I ../tests/support/clean_agent.py bench/minilm-1.0.0 check/repository check/device
 
 # onnxruntime-gpu on a machine without CUDA: the real case of missing libraries. It owns the same import name as
 # onnxruntime, so it needs an environment of its own; tests/integration/test_providers.py uses it where

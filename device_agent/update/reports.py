@@ -2,8 +2,8 @@
 
 A report is one JSON object, sent by HTTP POST to `update.report_url`. Reports are for people and dashboards: nothing
 depends on them, so they never fail an update, take bounded time, and of those that could not be sent the last ones are
-kept for the next run. States that the serving process wrote (probation, committed, rolled back) are noticed and reported
-by the next run, which the serving process begins at once where there is a collector.
+kept for the next run. States that the serving process wrote (probation, committed, rolled back) are noticed and
+reported by the next run, which the serving process begins at once where there is a collector.
 
     reports.json    what was reported of each model, and what is still to be sent
     status.json     the last run: when, with what outcome, and how much it received

@@ -15,6 +15,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+PROGRAM = Path(sys.executable).with_name("edgeonnx-agent")
 FORBIDDEN = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "sentence_transformers")
 
 
@@ -32,14 +33,26 @@ def check_environment() -> None:
     assert edgeonnx_ext.HAS_NATIVE, "the wheel has no compiled kernels"
 
 
-def check_serving(bundle: Path) -> None:
-    """The agent serves the bundle, and gives the golden answer of a golden text."""
+def install(repository: Path, state: Path) -> None:
+    """The agent takes the release that a repository offers, and proves it."""
+    root = repository / "metadata" / "1.root.json"
+    url = repository.resolve().as_uri()
+    subprocess.run([PROGRAM, "enroll", "--repo", url, "--root", root, "--state-dir", state], check=True)
+    subprocess.run([PROGRAM, "update", "--once", "--state-dir", state], check=True)
+
+
+def check_serving(bundle: Path, *what: str | Path) -> None:
+    """The agent serves the bundle, and gives the golden answers of its golden texts.
+
+    Args:
+        bundle: The bundle.
+        what: The options by which the agent finds it.
+    """
     from edgeonnx.bundle import open_bundle
 
     opened = open_bundle(bundle)
     golden = opened.golden()
-    program = Path(sys.executable).with_name("edgeonnx-agent")
-    agent = subprocess.Popen([program, "serve", "--bundle", bundle, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    agent = subprocess.Popen([PROGRAM, "serve", *what, "--port", "0"], stdout=subprocess.PIPE, text=True)
     try:
         assert agent.stdout is not None
         line = next(line for line in agent.stdout if "ready" in line)
@@ -73,4 +86,7 @@ def check_serving(bundle: Path) -> None:
 
 if __name__ == "__main__":
     check_environment()
-    check_serving(Path(sys.argv[1]))
+    bundle, repository, state = map(Path, sys.argv[1:])
+    check_serving(bundle, "--bundle", bundle)
+    install(repository, state)
+    check_serving(bundle, "--state-dir", state)
