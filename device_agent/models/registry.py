@@ -24,12 +24,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 from device_agent.models import memory
 from device_agent.models.background import Background
+from device_agent.models.index import index_of
 from device_agent.models.repository import candidates, choose, expect, look
+from device_agent.models.requests import Requests, came_in_time
 from device_agent.models.states import LiveModel, ModelEntry, ModelState, Record
 from edgeonnx.errors import (
     BundleError,
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from device_agent.models.repository import Found
 
 __all__ = ["LiveModel", "ModelEntry", "ModelState", "Models"]
-
-_CAME_IN_TIME: ContextVar[bool] = ContextVar("came_in_time", default=False)
-"""Whether the request that the running task answers came before the agent began to stop."""
 
 logger = logging.getLogger("edgeonnx.agent")
 
@@ -89,9 +87,7 @@ class Models:
         self._default: str | None = None
         self._turn = asyncio.Lock()
         self._background = Background()
-        self._requests = 0
-        self._no_request = asyncio.Event()
-        self._no_request.set()
+        self._requests = Requests()
         self.started = False
         self.draining = False
         self.managed: set[str] = set()
@@ -119,7 +115,7 @@ class Models:
     def in_flight(self) -> int:
         """Requests that are being received or answered."""
         in_models = sum(record.live.in_flight for record in self._records if record.live is not None)
-        return max(self._requests, in_models)
+        return max(self._requests.count, in_models)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -131,16 +127,8 @@ class Models:
         if self.draining:
             yield
             return
-        self._requests += 1
-        self._no_request.clear()
-        token = _CAME_IN_TIME.set(True)
-        try:
+        with self._requests.counted():
             yield
-        finally:
-            _CAME_IN_TIME.reset(token)
-            self._requests -= 1
-            if self._requests == 0:
-                self._no_request.set()
 
     @property
     def memory_bytes(self) -> int:
@@ -162,7 +150,7 @@ class Models:
         Raises:
             NotReadyError: No model serves yet, or the agent is stopping.
         """
-        if self.draining and not _CAME_IN_TIME.get():
+        if self.draining and not came_in_time():
             raise NotReadyError("the agent is not ready", found="draining")
         if not (self.started or self._live):
             raise NotReadyError(
@@ -215,24 +203,7 @@ class Models:
 
         It reads metadata on disk, which takes milliseconds, and may be called in another thread.
         """
-        entries = [self._entry(record) for record in list(self._records)]
-        known = {(entry.name, entry.version) for entry in entries}
-        for found in candidates(self._config.bundles, self._config.repository):
-            if (found.name, found.version) in known:
-                continue
-            known.add((found.name, found.version))
-            state = ModelState.UNLOADED if found.error is None else ModelState.FAILED
-            reason = "" if found.error is None else printable(found.error)
-            entries.append(ModelEntry(name=found.name, version=found.version, state=state, reason=reason))
-        return entries
-
-    def _entry(self, record: Record) -> ModelEntry:
-        reason, live = record.reason, record.live
-        if record.state is ModelState.READY and live is not None:
-            changed = live.loaded.changed_files()
-            if changed:
-                reason = f"{len(changed)} files changed on disk since they were verified ({changed[0]}): load it again"
-        return ModelEntry(name=record.name, version=record.version, state=record.state, reason=reason)
+        return index_of(list(self._records), candidates(self._config.bundles, self._config.repository))
 
     def serve(self, loaded: LoadedModel) -> None:
         """Turn new requests for its name to a loaded model; a version that served before is retired. For tests."""
@@ -360,7 +331,7 @@ class Models:
         """Wait until no request is in flight; False if some still are after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                await self._no_request.wait()
+                await self._requests.none_left()
                 for record in list(self._records):
                     if record.live is not None:
                         await record.live.idle()
