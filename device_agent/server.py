@@ -15,7 +15,6 @@ import logging
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Generator, Mapping
     from concurrent.futures import Future
-    from pathlib import Path
 
     from starlette.applications import Starlette
 
@@ -51,19 +49,6 @@ logger = logging.getLogger("edgeonnx.agent")
 BACKLOG = 2048
 SWITCH_SECONDS = 0.0005
 """How long a runner that comes back from the runtime waits for the interpreter lock while the event loop parses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Installed:
-    """What updates need to know.
-
-    Attributes:
-        installation: The state directory.
-        settings_file: The file of the agent's settings, which the update process reads too, or None.
-    """
-
-    installation: Installation
-    settings_file: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -116,11 +101,11 @@ def run(
     loading: Future[list[LoadedModel]] | None,
     config: AgentConfig,
     on_ready: OnReady,
-    installed: Installed | None = None,
+    installation: Installation | None = None,
 ) -> bool:
     """`serve` in an event loop of its own: uvloop's, where that is installed."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(listener, loading, config, on_ready, installed))
+        return runner.run(serve(listener, loading, config, on_ready, installation))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -137,7 +122,7 @@ async def serve(
     loading: Future[list[LoadedModel]] | None,
     config: AgentConfig,
     on_ready: OnReady,
-    installed: Installed | None = None,
+    installation: Installation | None = None,
 ) -> bool:
     """Serve until a signal comes.
 
@@ -149,7 +134,8 @@ async def serve(
         config: The agent's settings.
         on_ready: Called once, when the start is over: with the default model or, if that failed, the first one that
             serves; None where the agent was started without a bundle.
-        installed: The state directory whose models are served and updated; None: only the bundles of the settings are.
+        installation: The state directory whose models are served and updated; None: only the bundles of the settings
+            are.
 
     Returns:
         True if everything ended in order; False if a request, or the loading, still runs in its thread.
@@ -160,7 +146,7 @@ async def serve(
     """
     with contextlib.closing(listener):
         check_listen_address(config)
-        agent = _Agent(config, installed)
+        agent = _Agent(config, installation)
         await agent.start(listener)
         in_order = False
         try:
@@ -178,11 +164,11 @@ class _Agent:
         UsageError: A token file or a certificate cannot be used.
     """
 
-    def __init__(self, config: AgentConfig, installed: Installed | None = None) -> None:
+    def __init__(self, config: AgentConfig, installation: Installation | None = None) -> None:
         self.config = config
         self.models = Models(config)
         self._metrics = Metrics()
-        self._supervisor = None if installed is None else self._supervise(installed)
+        self._supervisor = None if installation is None else self._supervise(installation)
         self._telemetry = start_telemetry()
         self._app = create_app(self.models, config, self._metrics, self._telemetry)
         self._tls = _tls(config)
@@ -192,15 +178,15 @@ class _Agent:
         self._grpc: GrpcServer | None = None
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
 
-    def _supervise(self, installed: Installed) -> Supervisor:
+    def _supervise(self, installation: Installation) -> Supervisor:
         # An agent without updates starts without these.
         from device_agent.supervision.runs import UpdateRuns, command_of
         from device_agent.supervision.supervisor import Supervisor
         from device_agent.supervision.view import updates_view
 
-        folder = installed.installation.store.root
-        runs = UpdateRuns(command_of(folder, installed.settings_file), folder)
-        supervisor = Supervisor(installed.installation, self.models, self.config.update, runs)
+        folder = installation.store.root
+        runs = UpdateRuns(command_of(folder, installation.settings_file), folder)
+        supervisor = Supervisor(installation, self.models, self.config.update, runs)
         self._metrics.watcher = supervisor.watch
         self._metrics.updates = partial(updates_view, supervisor)
         return supervisor

@@ -41,7 +41,7 @@ def serve(config: Config = None, *, check: Check = False, **options: object) -> 
         typer.echo("the settings are in order")
         return
     try:
-        in_order = _serve(settings, config)
+        in_order = _serve(settings)
     except ModuleNotFoundError as error:
         _complain(missing(error))
         _leave(RuntimeUnavailableError.exit_code, at_once=True)
@@ -111,7 +111,7 @@ def check_all(config: AgentConfig) -> None:
         open_bundle(bundle)
 
 
-def _serve(config: AgentConfig, settings_file: Path | None) -> bool:
+def _serve(config: AgentConfig) -> bool:
     """Bind, begin to load, and serve; see `device_agent.server.serve`."""
     import signal
 
@@ -130,7 +130,7 @@ def _serve(config: AgentConfig, settings_file: Path | None) -> bool:
     installed_first = None if installation is None else installation.first
     first = installed_first or next(iter(config.bundles), None)
     loading = None if first is None else _begin_loading(first, config)
-    from device_agent.server import Installed, bind, run, url_of
+    from device_agent.server import bind, run, url_of
 
     listener = bind(config.server.host, config.server.port)
     url = url_of(listener, "http" if config.server.tls_certificate is None else "https")
@@ -139,11 +139,7 @@ def _serve(config: AgentConfig, settings_file: Path | None) -> bool:
         typer.echo(f"ready: {url} serves {_describe(loaded)}, after {process_age():.2f} s")
         sys.stdout.flush()
 
-    installed = None
-    if installation is not None:
-        file = None if settings_file is None else settings_file.resolve()
-        installed = Installed(installation=installation, settings_file=file)
-    return run(listener, loading, config, on_ready, installed)
+    return run(listener, loading, config, on_ready, installation)
 
 
 def _installation(config: AgentConfig, folder: Path) -> Installation:

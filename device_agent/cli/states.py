@@ -29,6 +29,15 @@ StateDir = Annotated[
 Model = Annotated[str | None, typer.Option("--model", help="The model, where there are several.", metavar="NAME")]
 
 
+def settings_file(config: Path | None, state_dir: Path | None) -> Path | None:
+    """The file with the settings of a command: the one that was named, or that of the process that served here last."""
+    if config is not None or state_dir is None:
+        return config
+    from device_agent.slots.store import Store
+
+    return Store(state_dir).settings_file
+
+
 def prepare(config: Path | None) -> AgentConfig:
     """Read the settings and begin to log.
 

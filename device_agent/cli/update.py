@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from device_agent.cli.states import Config, StateDir, chosen_store, complain, prepare, shown_state
+from device_agent.cli.states import Config, StateDir, chosen_store, complain, prepare, settings_file, shown_state
 from edgeonnx.errors import EdgeOnnxError, RuntimeUnavailableError, StateError, printable
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def carry_out(
     """Run an update and tell its outcome; ends the process with an exit code if it is not 0.
 
     Args:
-        config: The settings file.
+        config: The settings file; None: that of the process that serves from the state directory, if there is one.
         state_dir: The state directory, if it is not that of the settings.
         once: Do not wait for the process that serves.
         dry_run: Take nothing.
@@ -73,9 +73,10 @@ def carry_out(
         source: Gives the repository's files; None: from where the device is enrolled to.
     """
     try:
-        settings = prepare(config)
+        file = settings_file(config, state_dir)
+        settings = prepare(file)
         store = chosen_store(settings, state_dir)
-        run = _run_class()(settings=settings, config=config, store=store, dry=dry_run, retry=retry, source=source)
+        run = _run_class()(settings=settings, config=file, store=store, dry=dry_run, retry=retry, source=source)
         outcomes, received = run()
         if not (once or dry_run):
             outcomes = [_awaited(outcome, store, settings) for outcome in outcomes]

@@ -3,6 +3,7 @@
 enrollment.json                         which repository and channel; `device_agent.update.enrollment`
 update.lock, serve.lock, state.lock     held by the update process, by the serving process, while a state is changed
 clock.json, metadata/                   what TUF verified; `device_agent.update`
+serve.toml                              the settings of the process that serves
 incoming/                               what is being downloaded
 blobs/ab/<digest>                       verified contents, hard-linked into slots
 models/<model>/state.json               the one truth of a model; state.backup.json is its copy
@@ -20,6 +21,7 @@ import fcntl
 import logging
 import os
 import re
+import stat
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,6 +38,7 @@ from edgeonnx.spec.paths import check_bundle_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SETTINGS_FILE = "serve.toml"
 MAX_STATE_BYTES = 1 << 20
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -84,6 +87,15 @@ class Store:
     def blobs(self) -> Path:
         """Where verified contents lie."""
         return self.root / "blobs"
+
+    @property
+    def settings_file(self) -> Path | None:
+        """The settings of the process that served here last, or None: whoever proves a release should load it so."""
+        path = self.root / SETTINGS_FILE
+        try:
+            return path if stat.S_ISREG(path.lstat().st_mode) else None
+        except OSError:
+            return None
 
     def blob(self, digest: str) -> Path:
         """Where a verified content lies."""

@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from device_agent.settings_text import to_toml
 from device_agent.slots.journal import change_state
 from device_agent.slots.states import AttemptState
-from device_agent.slots.store import Store
+from device_agent.slots.store import SETTINGS_FILE, Store
 from device_agent.supervision.boot import after_failed_load, at_start, next_choice, on_probation
 from device_agent.update.reports import STATUS_FILE, Status, read_status
 from device_agent.update.trust.clock import Clock
@@ -49,6 +50,7 @@ class Installation:
         problems: For each model what was wrong with its state at the start, in words.
         damaged: For each model the digest of the bundle whose files were found damaged last, with the fault.
         first: The bundle that is loaded first; None if nothing is installed.
+        settings_file: The settings of this process, for those that prove what it will serve; None: the defaults.
         last_run: How the last update ended, whoever began it, as it was read last.
     """
 
@@ -59,6 +61,7 @@ class Installation:
         self.problems: dict[str, str] = {}
         self.damaged: dict[str, tuple[str, str]] = {}
         self.first: Path | None = None
+        self.settings_file: Path | None = None
         self.last_run = Status()
         self._last_run_stamp: tuple[int, ...] = ()
         self._known: dict[str, tuple[tuple[int, ...], SlotState]] = {}
@@ -82,6 +85,7 @@ class Installation:
         except UpdateError as error:
             logger.error("updates cannot be written: %s", error)  # noqa: TRY400 - the disk's fault, not ours
         found._lock()
+        found._write_settings(config)
         for name in store.models():
             found._begin(name)
         choices = [found.choice(name, found.read(name)) for name in found.names()]
@@ -96,6 +100,21 @@ class Installation:
                 raise
             # A disk that takes no write has no lock either; what is installed serves all the same.
             logger.error("the state directory cannot be locked: %s", error)  # noqa: TRY400
+
+    def _write_settings(self, config: AgentConfig) -> None:
+        """Write down the settings of this process: its file, its options and its environment put together.
+
+        A candidate must be proven with the providers and limits with which it will serve.
+        """
+        data = to_toml(config).encode()
+        path = self.store.root / SETTINGS_FILE
+        try:
+            with self.store.writing("the settings"):
+                if self.store.settings_file is None or path.read_bytes() != data:
+                    self.store.disk.replace(path, data)
+        except UpdateError as error:
+            logger.warning("%s", error)
+        self.settings_file = self.store.settings_file
 
     def close(self) -> None:
         """Give the state directory back."""

@@ -35,10 +35,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--config", type=Path)
     given = parser.parse_args(arguments)
+    store = Store(given.state_dir)
+    file = given.config or store.settings_file
     try:
-        settings = read_settings(given.config)
+        settings = read_settings(file)
         start_logging(settings.log)
-        outcomes, _ = Run(settings=settings, config=given.config, store=Store(given.state_dir))()
+        outcomes, _ = Run(settings=settings, config=file, store=store)()
     except EdgeOnnxError as error:
         logger.error("%s", error)  # noqa: TRY400 - a message for people, not a traceback
         return error.exit_code

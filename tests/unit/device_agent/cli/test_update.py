@@ -263,3 +263,26 @@ def test_one_verb_imports_none_of_the_others() -> None:
     assert main.needed_verbs(["update", "--once"]) == ("update",)
     assert set(main.needed_verbs(["--help"])) == set(main.VERBS)
     assert set(main.needed_verbs([])) == set(main.VERBS)
+
+
+@pytest.mark.parametrize("begin", ["by hand", "by the schedule"])
+def test_a_candidate_is_proven_with_the_settings_of_the_process_that_serves(
+    made: TestRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: str
+) -> None:
+    box = Box(tmp_path, made)
+    box.enroll()
+    seen: list[Path | None] = []
+
+    def notes(slot: Path, config: Any, settings: Path | None) -> Any:
+        seen.append(settings)
+        return proves(slot, config, settings)
+
+    monkeypatch.setattr(trial, "prove", notes)
+    shutil.copy(box.settings, box.folder / "serve.toml")
+    state_dir = ["--state-dir", str(box.folder)]
+    if begin == "by hand":
+        result = runner.invoke(app, ["update", "--once", *state_dir])
+        assert result.exit_code == 0, result.output
+    else:
+        assert scheduled(state_dir) == 0
+    assert seen == [box.folder / "serve.toml"]

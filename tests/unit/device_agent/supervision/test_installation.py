@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.config import AgentConfig
+from device_agent.config import AgentConfig, RuntimeConfig
+from device_agent.settings import read_settings
 from device_agent.slots.disk import Disk
 from device_agent.slots.state import SlotState, step
 from device_agent.slots.states import AttemptState
@@ -68,6 +69,24 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("device_agent.slots.store.Disk", ReadOnlyDisk)
 
 
+def test_the_settings_of_this_process_are_written_down_for_those_that_prove_what_it_will_serve(
+    store: Store, tmp_path: Path
+) -> None:
+    config = AgentConfig(
+        bundles=(tmp_path / "bundle",), runtime=RuntimeConfig(providers=("CPU",), variant="cpu-int8", threads=3)
+    )
+    assert store.settings_file is None
+    found = Installation.open(config, store.root)
+    found.close()
+    assert found.settings_file == store.settings_file
+    assert read_settings(found.settings_file, environment={}) == config
+    (store.root / "serve.toml").unlink()
+    (store.root / "serve.toml").symlink_to("/etc/passwd")
+    assert store.settings_file is None
+    assert opened(store).settings_file is not None  # its own file took the link's place
+    assert read_settings(store.settings_file, environment={}) == AgentConfig()
+
+
 @pytest.mark.usefixtures("read_only")
 def test_what_is_committed_serves_from_a_disk_that_takes_no_write(
     store: Store, install: Install, caplog: pytest.LogCaptureFixture
@@ -77,6 +96,7 @@ def test_what_is_committed_serves_from_a_disk_that_takes_no_write(
     writable.write_state(proven(SlotState(model="tiny", active=old), new))
     assert opened(store).first == store.slot("tiny", old.contents)
     assert "cannot be written" in caplog.text
+    assert opened(store).settings_file is None
     # A release on probation whose tries cannot be counted would be started for ever.
     on_probation = step(writable.read_state("tiny"), PROBATION, now=2.0)
     writable.write_state(on_probation)
