@@ -98,9 +98,8 @@ def main() -> None:
     unknown = set(options.ways) - set(ALL)
     if unknown:
         parser.error(f"no such way: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
-    quiet()
     total = 0
-    with memory_folder() as folder:
+    with quiet(), memory_folder() as folder:
         world = World(folder)
         for way in options.ways or ALL:
             if way in ("strace", "command") and shutil.which("strace") is None:

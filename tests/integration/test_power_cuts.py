@@ -39,8 +39,7 @@ EVERYTHING = Crash(name="everything", keeps=lambda _: True, data=lambda data: da
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    quiet()
-    with memory_folder() as folder:
+    with quiet(), memory_folder() as folder:
         yield World(folder)
 
 

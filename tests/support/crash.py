@@ -314,7 +314,13 @@ def check_names(store: Store) -> None:
                 assert fault is None, f"a slot that has its name {fault}"
 
 
-def quiet() -> None:
-    """Nothing is logged: thousands of devices are cut off."""
-    for name in ("edgeonnx", "device_agent"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is logged meanwhile: thousands of devices are cut off."""
+    logger = logging.getLogger("edgeonnx")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

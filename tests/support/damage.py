@@ -104,10 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     """`<traps or damages> <most> <seed>`: damage devices and print what went wrong."""
     kinds = TRAPS if arguments[0] == "traps" else [kind for kind in KINDS if kind not in TRAPS]
     most, rng = int(arguments[1]), random.Random(int(arguments[2]))
-    quiet()
     signal.signal(signal.SIGALRM, _waited)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    with memory_folder() as folder:
+    with quiet(), memory_folder() as folder:
         print(json.dumps(list(damaged(World(folder), kinds, most, rng))))
     return 0
 

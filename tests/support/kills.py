@@ -227,9 +227,8 @@ WAYS = {"disk": by_disk, "strace": by_strace, "command": by_command}
 
 def main(arguments: Sequence[str]) -> int:
     """`<seed> <way>=<most> ...`: kill, recover, and print how often for each way. `around` kills nothing."""
-    quiet()
     told: dict[str, object] = {}
-    with memory_folder() as folder:
+    with quiet(), memory_folder() as folder:
         world = World(folder)
         for argument in arguments[1:]:
             way, _, most = argument.partition("=")
