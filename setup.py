@@ -11,7 +11,9 @@ from setuptools import Extension, setup
 # EDGEONNX_EXT_DEBUG=1 builds with bounds checks, line tracing and assertions, for the tests of the extension itself.
 DEBUG = os.environ.get("EDGEONNX_EXT_DEBUG") == "1"
 
-COMPILE_ARGS = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-fno-math-errno", "-ffp-contract=off", "-g0"]
+# A level of optimization in CFLAGS wins: the compiler takes the last one, and ours stand last.
+OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
+COMPILE_ARGS = ["-O0", "-g", "-UNDEBUG"] if DEBUG else [*OPTIMIZE, "-fno-math-errno", "-ffp-contract=off", "-g0"]
 DIRECTIVES = {
     "language_level": "3",
     "binding": True,

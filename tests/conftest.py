@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import subprocess
@@ -43,10 +44,15 @@ def minilm_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_bundle(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of MiniLM, made once by the command line as a user would make it."""
-    out = tmp_path_factory.mktemp("bundles")
+    """A bundle of MiniLM, made once by the command line as a user would make it; workers share it."""
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    shared = tmp_path_factory.getbasetemp().parent if parallel else tmp_path_factory.getbasetemp()
+    out = shared / "minilm-bundles"
     command = [sys.executable, "-m", "edgeonnx.cli.main", "package", str(minilm_dir)]
     command += ["--name", "minilm", "--version", "1.0.0", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
-    assert done.returncode == 0, done.stderr
+    with (shared / "minilm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (out / "minilm-1.0.0").is_dir():
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
+            assert done.returncode == 0, done.stderr
     return out / "minilm-1.0.0"

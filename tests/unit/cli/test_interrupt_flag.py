@@ -21,6 +21,8 @@ from edgeonnx.pipeline.progress import StageTimer
 def handlers() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)  # nohup and background shells ignore some, and so would the program
     yield
     interrupt._received.clear()
     for number, handler in before.items():
