@@ -98,7 +98,8 @@ def look(store: Store) -> Standing:
     Raises:
         NotEnrolledError: There is no state directory.
     """
-    from device_agent.update.enrollment import SERVE_LOCK, UPDATE_LOCK, read_enrollment
+    from device_agent.slots.store import SERVE_LOCK, UPDATE_LOCK
+    from device_agent.update.enrollment import read_enrollment
     from device_agent.update.reports import read_status
 
     if not store.root.is_dir():

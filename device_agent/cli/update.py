@@ -108,7 +108,7 @@ def _run_class() -> type[Run]:
 def _awaited(outcome: Outcome, store: Store, settings: AgentConfig) -> Outcome:
     """The outcome after the process that serves has decided about a proven release."""
     from device_agent.slots.states import FINAL, AttemptState
-    from device_agent.update.enrollment import SERVE_LOCK
+    from device_agent.slots.store import SERVE_LOCK
     from edgeonnx.errors import CandidateError
 
     attempt = outcome.state.attempt

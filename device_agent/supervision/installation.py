@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from device_agent.settings_text import to_toml
 from device_agent.slots.journal import change_state
 from device_agent.slots.states import AttemptState
-from device_agent.slots.store import SETTINGS_FILE, Store
+from device_agent.slots.store import SERVE_LOCK, SETTINGS_FILE, Store
 from device_agent.supervision.boot import after_failed_load, at_start, next_choice, on_probation
 from device_agent.update.reports import STATUS_FILE, Status, read_status
 from device_agent.update.trust.clock import Clock
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     Change = Callable[[SlotState, float], SlotState]
 
-SERVE_LOCK = "serve.lock"
 
 logger = logging.getLogger("edgeonnx.supervision")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_agent.slots.disk import Disk, read_file
+from device_agent.slots.store import UPDATE_LOCK
 from edgeonnx.errors import EdgeOnnxError, NotEnrolledError, StateError, UsageError
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.parse import parse_document
@@ -25,8 +26,6 @@ ENROLLMENT_FILE = "enrollment.json"
 ENROLLMENT_SCHEMA = "1.0"
 MAX_BYTES = 1 << 16
 MAX_ROOT_BYTES = 512_000
-UPDATE_LOCK = "update.lock"
-SERVE_LOCK = "serve.lock"
 
 _DEVICE = re.compile(r"[\x21-\x7e]{1,128}")
 

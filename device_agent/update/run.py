@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from device_agent.slots.journal import change_state
+from device_agent.slots.store import UPDATE_LOCK
 from device_agent.update.byhand import unblocked
-from device_agent.update.enrollment import UPDATE_LOCK, read_enrollment
+from device_agent.update.enrollment import read_enrollment
 from device_agent.update.parts import open_parts
 from device_agent.update.reports import read_status, write_status
 from device_agent.update.updater import Updater

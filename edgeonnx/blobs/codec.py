@@ -8,7 +8,7 @@ few bytes of zstd can stand for gigabytes, so the decoder is asked for output in
 from __future__ import annotations
 
 import hashlib
-from typing import IO, TYPE_CHECKING, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import zstandard
 
@@ -108,15 +108,15 @@ def _raw_dictionary(content: bytes | memoryview) -> zstandard.ZstdCompressionDic
     return zstandard.ZstdCompressionDict(content, zstandard.DICT_TYPE_RAWCONTENT)
 
 
-def write_verified(pieces: Iterable[bytes], out: BinaryIO, *, sha256: str) -> None:
-    """Write a content and check its digest.
+def verified(pieces: Iterable[bytes], *, sha256: str) -> Iterator[bytes]:
+    """The pieces of a content; an error after the last one if their digest is another one.
 
     Raises:
-        BlobError: The digest is another one; what was written must not be used.
+        BlobError: The digest is another one; what was given must not be used.
     """
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
-        out.write(piece)
+        yield piece
     if digest.hexdigest() != sha256:
         raise BlobError("is another content", expected=f"sha256 {sha256}", found=digest.hexdigest())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeonnx.blobs.codec import compress, decompressed, write_verified
+from edgeonnx.blobs.codec import compress, decompressed, verified
 from edgeonnx.blobs.delta import DICTIONARY, decode, encode
 from edgeonnx.errors import BlobError
 from edgeonnx.spec.release import DELTA_ENCODINGS
@@ -86,7 +86,7 @@ def refused_or_right(found: object, content: bytes | None) -> None:
     out = Bounded(None if content is None else len(content))
     digest = hashlib.sha256(content if content is not None else b"never").hexdigest()
     try:
-        write_verified(found, out, sha256=digest)  # type: ignore[arg-type]
+        out.writelines(verified(found, sha256=digest))  # type: ignore[arg-type]
     except BlobError:
         return
     assert out.getvalue() == content

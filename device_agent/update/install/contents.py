@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from device_agent.update.transfer.partial import note_of
 from edgeonnx.blobs import delta as deltas
-from edgeonnx.blobs.codec import CHUNK_BYTES, decompressed, most_wire_bytes
+from edgeonnx.blobs.codec import CHUNK_BYTES, decompressed, most_wire_bytes, verified
 from edgeonnx.errors import BlobError, FetchError
 from edgeonnx.spec.release import DELTA_ENCODINGS, blob_path, delta_path
 
@@ -164,7 +164,7 @@ class Contents:
         with self._store.writing("a content"):
             self._store.disk.remove(fresh)
             self._store.disk.make_folder(target.parent)
-            self._store.disk.create(fresh, _verified(pieces, digest), mode=0o444)
+            self._store.disk.create(fresh, verified(pieces, sha256=digest), mode=0o444)
             self._store.disk.move(fresh, target)
 
     def _patched(self, delta: Delta, size: int, wire: Iterable[bytes]) -> Iterator[bytes]:
@@ -195,17 +195,3 @@ def _by_target(found: Iterable[Delta]) -> dict[str, list[Delta]]:
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
     while piece := file.read(CHUNK_BYTES):
         yield piece
-
-
-def _verified(pieces: Iterable[bytes], sha256: str) -> Iterator[bytes]:
-    """The pieces; an error after the last one if their digest is another one.
-
-    Raises:
-        BlobError: The content is not the one that was asked for.
-    """
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-        yield piece
-    if digest.hexdigest() != sha256:
-        raise BlobError("is another content", expected=f"sha256 {sha256}", found=digest.hexdigest())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import zstandard
 
-from edgeonnx.blobs.codec import CHUNK_BYTES, compress, decompressed, most_wire_bytes, write_verified
+from edgeonnx.blobs.codec import CHUNK_BYTES, compress, decompressed, most_wire_bytes, verified
 from edgeonnx.errors import BlobError, FetchError
 
 TEXT = b"the cat sat on the mat. " * 50_000
@@ -87,10 +87,10 @@ def test_a_frame_may_refer_to_a_dictionary() -> None:
 
 def test_a_verified_content_is_written() -> None:
     out = io.BytesIO()
-    write_verified([b"one", b"two"], out, sha256=hashlib.sha256(b"onetwo").hexdigest())
+    out.writelines(verified([b"one", b"two"], sha256=hashlib.sha256(b"onetwo").hexdigest()))
     assert out.getvalue() == b"onetwo"
 
 
 def test_another_content_is_refused() -> None:
     with pytest.raises(BlobError, match="another content"):
-        write_verified([b"one"], io.BytesIO(), sha256=hashlib.sha256(b"two").hexdigest())
+        io.BytesIO().writelines(verified([b"one"], sha256=hashlib.sha256(b"two").hexdigest()))
