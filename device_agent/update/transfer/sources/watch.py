@@ -111,7 +111,7 @@ class _WholeHead(http.client.HTTPResponse):
             raise http.client.IncompleteRead(b"")
 
 
-class _WatchedConnection(HTTPConnection):
+class _Watched(HTTPConnection):
     response_class = _WholeHead
 
     def connect(self) -> None:
@@ -123,25 +123,17 @@ class _WatchedConnection(HTTPConnection):
         _follow(self)
 
 
-class _WatchedTlsConnection(HTTPSConnection):
-    response_class = _WholeHead
-
-    def connect(self) -> None:
-        _follow(self)
-        super().connect()
-
-    def request(self, *arguments: Any, **options: Any) -> None:
-        super().request(*arguments, **options)
-        _follow(self)
+class _WatchedTls(_Watched, HTTPSConnection):
+    """`HTTPSConnection` is an `HTTPConnection`: each step goes through `_Watched` to it."""
 
 
 class WatchedPool(HTTPConnectionPool):
     """Connections over plain TCP that a `Watch` can follow."""
 
-    ConnectionCls = _WatchedConnection
+    ConnectionCls = _Watched
 
 
 class WatchedTlsPool(HTTPSConnectionPool):
     """Connections over TLS that a `Watch` can follow."""
 
-    ConnectionCls = _WatchedTlsConnection
+    ConnectionCls = _WatchedTls
