@@ -21,6 +21,7 @@
     ├── GoldenSetError           a loaded model does not reproduce its golden set on this machine
     ├── SelectionError           no variant of the bundle fits this device
     ├── RuntimeUnavailableError  a library that this operation needs is missing or does not load
+    ├── AgentError               an agent that was asked over the network does not answer, or refuses
     ├── RepositoryError          a repository of releases cannot be used
     │   ├── KeyStoreError            a signing key is missing, or its passphrase is wrong
     │   ├── RepositoryBusyError      another process publishes to it
@@ -34,6 +35,7 @@
     │   └── CandidateError           a release did not prove itself here
     └── ServingError             a request that the agent does not answer with a result
         ├── InvalidRequestError      the request is wrong; `where` names the field
+        │   └── ContextLengthError       the prompt is longer than the model's context
         ├── RequestTooLargeError     a stated limit of the agent is exceeded
         ├── UnsupportedEncodingError the body's compression is not one that the agent reads
         ├── SlowClientError          the body did not arrive in time
@@ -222,6 +224,12 @@ class RuntimeUnavailableError(EdgeOnnxError):
     exit_code = 7
 
 
+class AgentError(EdgeOnnxError):
+    """An agent that was asked over the network does not answer, or refuses; `where` names the field, or its address."""
+
+    exit_code = 12
+
+
 class RepositoryError(EdgeOnnxError):
     """A repository of releases cannot be used."""
 
@@ -278,6 +286,10 @@ class ServingError(EdgeOnnxError):
 
 class InvalidRequestError(ServingError):
     """The request is wrong; `where` names the field."""
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt is longer than the model's context has room for."""
 
 
 class RequestTooLargeError(ServingError):

@@ -21,22 +21,34 @@ class WorstText:
     Attributes:
         text: The text (its beginning, if it is long).
         tokens: Its length in tokens.
-        score: Its figure; smaller is worse (a cosine, or 1 minus a difference of scores).
+        score: Its figure; smaller is worse (a cosine, 1 minus a difference of scores, or exp(-divergence)).
+        expected: What the source says follows, for a model that generates text; otherwise None.
+        found: What the variant says follows; otherwise None.
     """
 
     text: str
     tokens: int
     score: float
+    expected: str | None = None
+    found: str | None = None
 
     @classmethod
     def from_dict(cls, node: Node) -> WorstText:
         """Read one element of `worst`."""
-        node.only(("text", "tokens", "score"))
-        return cls(text=node.text("text"), tokens=node.integer("tokens"), score=node.required("score").typed(float))
+        node.only(("text", "tokens", "score", "expected", "found"))
+        return cls(
+            text=node.text("text"),
+            tokens=node.integer("tokens"),
+            score=node.required("score").typed(float),
+            expected=node.optional_text("expected"),
+            found=node.optional_text("found"),
+        )
 
     def to_dict(self) -> dict[str, object]:
         """One element of `worst`."""
-        return {"text": self.text, "tokens": self.tokens, "score": self.score}
+        answers = {"expected": self.expected, "found": self.found}
+        stated = {name: value for name, value in answers.items() if value is not None}
+        return {"text": self.text, "tokens": self.tokens, "score": self.score, **stated}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +244,7 @@ class Evidence:
     texts: dict[str, object] = field(default_factory=dict)
     variants: dict[str, VariantEvidence] = field(default_factory=dict)
 
-    SCHEMA = "1.1"
+    SCHEMA = "1.2"
 
     @classmethod
     def from_dict(cls, node: Node) -> Evidence:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import UsageError
+from edgeonnx.spec.generation import Generation
 from edgeonnx.spec.numerics import IntegerRange
 from edgeonnx.spec.paths import check_bundle_name, check_bundle_version, check_relative_path, split_asset_reference
 from edgeonnx.spec.report import Threshold
@@ -42,6 +43,7 @@ class Task(Enum):
     TEXT_CLASSIFICATION = "text-classification"
     TOKEN_CLASSIFICATION = "token-classification"  # noqa: S105 - a task's name
     TEXT_RANKING = "text-ranking"
+    TEXT_GENERATION = "text-generation"
 
     @property
     def takes_pairs(self) -> bool:
@@ -299,6 +301,7 @@ class Manifest:
         golden: Asset reference of the golden set.
         labels: Names of the classes, by index; empty where the task has none.
         properties: Further facts that clients ask for (the embedding's `dimension`).
+        generation: How text is generated; for text generation, and for no other task.
     """
 
     name: str
@@ -310,6 +313,7 @@ class Manifest:
     golden: str
     labels: tuple[str, ...] = ()
     properties: dict[str, object] = field(default_factory=dict)
+    generation: Generation | None = None
 
     @property
     def entry_component(self) -> Component:
@@ -346,15 +350,16 @@ class Manifest:
         )
         ours = node.required("additional_metadata").required("edgeonnx")
         ours = ours.version("schema_version", known=EDGEONNX_SCHEMA)
-        ours.only(("schema_version", "task", "entry", "processing", "golden", "labels", "properties"))
+        ours.only(("schema_version", "task", "entry", "processing", "golden", "labels", "properties", "generation"))
         if ours.text("entry") not in components:
             ours.required("entry").fail("names no component", expected=f"one of {', '.join(sorted(components))}")
         golden = ours.required("golden")
         split_asset_reference(golden.typed(str), where=golden.where)
+        task = _task(ours.required("task"))
         return cls(
             name=_checked(node.required("package_name"), check_bundle_name),
             version=_checked(node.required("package_version"), check_bundle_version),
-            task=_task(ours.required("task")),
+            task=task,
             components={
                 name: Component.from_dict(name, member.relaxed(newer=ours.newer)) for name, member in components.items()
             },
@@ -363,6 +368,7 @@ class Manifest:
             golden=golden.typed(str),
             labels=tuple(item.typed(str) for item in ours.required("labels").items()),
             properties=ours.required("properties").typed(dict),
+            generation=_generation(ours, task),
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -381,6 +387,7 @@ class Manifest:
                     "golden": self.golden,
                     "labels": list(self.labels),
                     "properties": self.properties,
+                    **({} if self.generation is None else {"generation": self.generation.to_dict()}),
                 }
             },
         }
@@ -399,3 +406,13 @@ def _task(node: Node) -> Task:
         return Task(node.typed(str))
     except ValueError:
         node.fail("is not a task that this release knows", expected=", ".join(task.value for task in Task))
+
+
+def _generation(node: Node, task: Task) -> Generation | None:
+    """The member `generation`, which models that generate text need and others have not."""
+    if task is Task.TEXT_GENERATION:
+        return Generation.from_dict(node.required("generation"))
+    found = node.child("generation")
+    if found is not None:
+        found.fail(f"belongs to the task {Task.TEXT_GENERATION.value} alone")
+    return None

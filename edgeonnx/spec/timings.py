@@ -39,6 +39,11 @@ class Timing:
 
     FLOATS = ("texts_per_second", "tokens_per_second", "latency_ms", "latency_p95_ms")
 
+    @property
+    def rate(self) -> float:
+        """What graphs are compared by: texts per second."""
+        return self.texts_per_second
+
     @classmethod
     def from_dict(cls, node: Node) -> Timing:
         """Read one member of `graphs`."""
@@ -57,6 +62,56 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecodingTiming:
+    """The speed of one decoder on one machine, one sequence at a time.
+
+    Attributes:
+        threads: Threads of one run.
+        prompt_tokens: Tokens of the prompt.
+        new_tokens: Tokens that were generated after it.
+        prompt_ms: Time of the prompt, in milliseconds.
+        tokens_per_second: Generated tokens per second, without the prompt.
+    """
+
+    threads: int
+    prompt_tokens: int
+    new_tokens: int
+    prompt_ms: float
+    tokens_per_second: float
+
+    FLOATS = ("prompt_ms", "tokens_per_second")
+
+    @property
+    def rate(self) -> float:
+        """What graphs are compared by: tokens per second."""
+        return self.tokens_per_second
+
+    @classmethod
+    def from_dict(cls, node: Node) -> DecodingTiming:
+        """Read one member of `graphs`."""
+        node.only(("threads", "prompt_tokens", "new_tokens", *cls.FLOATS))
+        return cls(
+            threads=node.integer("threads", minimum=1),
+            prompt_tokens=node.integer("prompt_tokens"),
+            new_tokens=node.integer("new_tokens"),
+            **{name: node.required(name).typed(float) for name in cls.FLOATS},
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """One member of `graphs`."""
+        figures = {name: round(float(getattr(self, name)), 3) for name in self.FLOATS}
+        counts = {"prompt_tokens": self.prompt_tokens, "new_tokens": self.new_tokens}
+        return {"threads": self.threads, **counts, **figures}
+
+
+AnyTiming = Timing | DecodingTiming
+
+
+def _timing(node: Node) -> AnyTiming:
+    return Timing.from_dict(node) if node.child("prompt_ms") is None else DecodingTiming.from_dict(node)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timings:
     """The content of `timings.json`.
 
@@ -67,10 +122,10 @@ class Timings:
     """
 
     machine: dict[str, str]
-    graphs: dict[str, Timing] = field(default_factory=dict)
+    graphs: dict[str, AnyTiming] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
 
-    SCHEMA = "1.0"
+    SCHEMA = "1.1"
 
     @classmethod
     def from_dict(cls, node: Node) -> Timings:
@@ -79,7 +134,7 @@ class Timings:
         node.only(("schema_version", "machine", "graphs", "stages"))
         return cls(
             machine={name: child.typed(str) for name, child in node.required("machine").members()},
-            graphs={name: Timing.from_dict(child) for name, child in node.required("graphs").members()},
+            graphs={name: _timing(child) for name, child in node.required("graphs").members()},
             stages={name: child.typed(float) for name, child in node.required("stages").members()},
         )
 

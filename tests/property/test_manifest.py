@@ -10,6 +10,15 @@ from hypothesis import strategies as st
 
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.evidence import Evidence, NodeCost, SearchPoint, VariantEvidence, WorstText
+from edgeonnx.spec.generation import (
+    MAX_CONTEXT,
+    MAX_HEAD_SIZE,
+    MAX_HEADS,
+    MAX_LAYERS,
+    CacheShape,
+    Generation,
+    SamplingDefaults,
+)
 from edgeonnx.spec.manifest import (
     Component,
     Manifest,
@@ -120,8 +129,31 @@ def variants(draw: st.DrawFn) -> Variant:
 
 
 @st.composite
+def generations(draw: st.DrawFn) -> Generation:
+    penalty = st.floats(0, 100, exclude_min=True, allow_subnormal=False)
+    return Generation(
+        cache=CacheShape(
+            layers=draw(st.integers(1, MAX_LAYERS)),
+            heads=draw(st.integers(1, MAX_HEADS)),
+            head_size=draw(st.integers(1, MAX_HEAD_SIZE)),
+        ),
+        context_length=draw(st.integers(1, MAX_CONTEXT)),
+        stop_ids=tuple(draw(st.lists(st.integers(0, (1 << 31) - 1), max_size=3, unique=True))),
+        chat_template=draw(st.none() | ASSETS.map(lambda asset: f"{asset}/chat_template.jinja")),
+        special_tokens=draw(st.dictionaries(TEXT, TEXT, max_size=2)),
+        sampling=SamplingDefaults(
+            temperature=draw(st.floats(0, 100, allow_subnormal=False)),
+            top_k=draw(SIZES),
+            top_p=draw(st.floats(0, 1, exclude_min=True, allow_subnormal=False)),
+            repetition_penalty=draw(penalty),
+        ),
+    )
+
+
+@st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     names = draw(st.lists(SEGMENT, min_size=1, max_size=2, unique=True))
+    task = draw(st.sampled_from(Task))
     components = {
         name: Component(
             name=name,
@@ -135,7 +167,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         .replace("aux", "a")
         .replace("nul", "n"),
         version=draw(st.from_regex(r"[0-9]\.[0-9]\.[0-9](-rc)?", fullmatch=True)),
-        task=draw(st.sampled_from(Task)),
+        task=task,
         components=components,
         entry=draw(st.sampled_from(names)),
         processing=TextProcessing(
@@ -149,6 +181,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         golden=draw(ASSETS),
         labels=tuple(draw(st.lists(TEXT, max_size=3))),
         properties=draw(OBJECTS),
+        generation=draw(generations()) if task is Task.TEXT_GENERATION else None,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edgeonnx.errors import EdgeOnnxError, ManifestError, SchemaVersionError, UnsafePathError
 from edgeonnx.spec.contents import canonical_json
+from edgeonnx.spec.generation import CacheShape, Generation
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
 from edgeonnx.spec.numerics import IntegerRange
 from edgeonnx.spec.parse import Node, parse_document
@@ -76,8 +78,23 @@ def test_what_is_written_is_read_back_variants_in_their_order() -> None:
     assert read(*documents()) == manifest()
 
 
+def test_generation_belongs_to_models_that_generate_text_and_to_no_others() -> None:
+    generation = Generation(cache=CacheShape(layers=1, heads=1, head_size=2), context_length=8, stop_ids=(1,))
+    for task in Task:
+        made = replace(manifest(), task=task, generation=generation)
+        document = made.to_dict()
+        component = made.components["encoder"].to_dict()
+        if task is Task.TEXT_GENERATION:
+            assert read(document, component) == made
+            del ours(document)["generation"]
+        with pytest.raises(ManifestError, match="generation"):
+            read(document, component)
+
+
 def test_every_task_is_read_back() -> None:
     for task in Task:
+        if task is Task.TEXT_GENERATION:
+            continue
         document, component = documents()
         document["additional_metadata"]["edgeonnx"]["task"] = task.value
         assert read(document, component).task is task

@@ -10,7 +10,7 @@ import pytest
 from edgeonnx.errors import ManifestError, SchemaVersionError
 from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.parse import parse_document
-from edgeonnx.spec.timings import TIMINGS_FILE, Timing, Timings
+from edgeonnx.spec.timings import TIMINGS_FILE, DecodingTiming, Timing, Timings
 
 
 def timing(**changes: Any) -> Timing:
@@ -46,7 +46,9 @@ def test_what_is_written_is_read_back() -> None:
 def test_times_are_written_to_the_microsecond() -> None:
     made = Timings(machine={}, graphs={"a": timing(latency_ms=1 / 3)}, stages={"export": 2 / 3})
     found = read(made.to_dict())
-    assert found.graphs["a"].latency_ms == 0.333
+    written = found.graphs["a"]
+    assert isinstance(written, Timing)
+    assert written.latency_ms == 0.333
     assert found.stages == {"export": 0.667}
 
 
@@ -74,3 +76,21 @@ def test_each_figure_is_required(field: str) -> None:
     with pytest.raises(ManifestError, match=field) as caught:
         read(document)
     assert caught.value.where == "timings.json: graphs.cpu-int8"
+
+
+def test_a_decoder_s_speed_is_of_another_kind() -> None:
+    speed = DecodingTiming(threads=2, prompt_tokens=128, new_tokens=64, prompt_ms=81.5, tokens_per_second=133.25)
+    made = Timings(machine={}, graphs={"cpu-int8": speed, "model": timing()})
+    found = read(made.to_dict())
+    assert found == made
+    assert (found.graphs["cpu-int8"].rate, found.graphs["model"].rate) == (133.25, 712.125)
+
+
+@pytest.mark.parametrize("field", ["threads", "prompt_tokens", "new_tokens", "tokens_per_second"])
+def test_a_decoder_s_speed_has_every_figure(field: str) -> None:
+    speed = DecodingTiming(threads=2, prompt_tokens=128, new_tokens=64, prompt_ms=81.5, tokens_per_second=133.25)
+    document: Any = copy.deepcopy(Timings(machine={}, graphs={"a": speed}).to_dict())
+    del document["graphs"]["a"][field]
+    with pytest.raises(ManifestError) as caught:
+        read(document)
+    assert field in str(caught.value)
