@@ -31,7 +31,7 @@ def finish_graph(model: ir.Model, *, axes: Sequence[str]) -> StoredGraph:
     """
     repair_graph(model.graph)
     _name_axes(model.graph, axes)
-    _strip(model)
+    strip(model)
     return store_graph(model)
 
 
@@ -61,7 +61,7 @@ def _name_axes(graph: ir.Graph, axes: Sequence[str]) -> None:
         value.shape = ir.Shape(dimensions)
 
 
-def _strip(model: ir.Model) -> None:
+def strip(model: ir.Model) -> None:
     """Remove what the exporter wrote about the build host (stack traces with paths, module names, versions)."""
     model.metadata_props.clear()
     model.doc_string = None

@@ -22,6 +22,7 @@ from edgeonnx.errors import (
 
 SAFE_WEIGHTS = "model.safetensors"
 SAFE_WEIGHTS_INDEX = "model.safetensors.index.json"
+GGUF_SUFFIX = ".gguf"
 # Formats that run code when they are read, or that we would have to trust.
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 TOKENIZER_FILES = (
@@ -34,9 +35,9 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 # What is read besides the weights: configuration, tokenizer, and the modules of sentence-transformers.
-READ_PATTERNS = ("*.json", "*.txt", "*.model", "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors")
+READ_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "[0-9]*_*/*.json", "[0-9]*_*/*.safetensors")
 # What a hub download takes: configuration, tokenizer, safe weights. No pickles, no code, no other runtimes' exports.
-HUB_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors")
+HUB_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors")
 HUB_IGNORED = ("onnx/*", "openvino/*", "coreml/*", "original/*")
 
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
@@ -53,6 +54,7 @@ class Source:
         revision: Commit of the hub repository, or None for a directory.
         config: The parsed `config.json`.
         weights: Weight files relative to `path`.
+        gguf: The one file that holds configuration, tokenizer and weights (GGUF), relative to `path`; or None.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class Source:
     revision: str | None
     config: dict[str, object]
     weights: tuple[str, ...]
+    gguf: str | None = None
 
     @property
     def model_type(self) -> str:
@@ -77,11 +80,16 @@ class Source:
         file = self.path / name
         return _read_json_object(file) if file.is_file() else None
 
+    def read_names(self) -> tuple[str, ...]:
+        """Every file that is read, relative to `path`, sorted."""
+        if self.gguf is not None:
+            return (self.gguf,)
+        found = [path for pattern in READ_PATTERNS for path in self.path.glob(pattern) if path.is_file()]
+        return tuple(sorted({*self.weights, *(path.relative_to(self.path).as_posix() for path in found)}))
+
     def fingerprint(self) -> dict[str, object]:
         """What the model was made from, for the evidence: identity, architecture, digest of each file that is read."""
-        found = [path for pattern in READ_PATTERNS for path in self.path.glob(pattern) if path.is_file()]
-        names = sorted({*self.weights, *(path.relative_to(self.path).as_posix() for path in found)})
-        files = {name: _sha256(self.path / name) for name in names}
+        files = {name: _sha256(self.path / name) for name in self.read_names()}
         return {
             "identity": self.identity,
             "revision": self.revision,
@@ -92,7 +100,7 @@ class Source:
 
 
 def locate(source: str) -> Source:
-    """Find a source model: a local directory, or a Hugging Face hub id that is downloaded.
+    """Find a source model: a local directory, a GGUF file, or a Hugging Face hub id that is downloaded.
 
     Args:
         source: What the user gave on the command line.
@@ -106,11 +114,13 @@ def locate(source: str) -> Source:
     path = _local_path(source)
     if path.is_dir():
         return _inspect(path.resolve(), identity=path.resolve().name, revision=None)
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        return _inspect_gguf(path.absolute())
     if path.exists():
         raise UnsupportedModelError(
-            "is a file; this release packages model directories",
+            "is a file; this release packages model directories and GGUF files",
             where=source,
-            expected="a directory with config.json, or a hub id",
+            expected="a directory with config.json, a .gguf file, or a hub id",
             hint="`edgeonnx inspect` reads single .onnx files",
         )
     if path.is_absolute() or source.startswith((".", "~")) or _HUB_ID.fullmatch(source) is None:
@@ -165,7 +175,44 @@ def _download(hub_id: str) -> tuple[Path, str]:
     return folder, folder.name
 
 
+def _inspect_gguf(file: Path) -> Source:
+    """A GGUF file is a source by itself: nothing that lies beside it is read."""
+    from edgeonnx.export.decoder.gguf_file import read_gguf
+
+    return Source(
+        path=file.parent,
+        identity=file.name,
+        revision=None,
+        config=read_gguf(file),
+        weights=(file.name,),
+        gguf=file.name,
+    )
+
+
+def _only_gguf(path: Path) -> Path | None:
+    """The GGUF file of a directory that has no other weights.
+
+    Raises:
+        UnsupportedModelError: It has several: one model in several precisions, or in pieces.
+    """
+    if any((path / name).is_file() for name in (SAFE_WEIGHTS, SAFE_WEIGHTS_INDEX)):
+        return None
+    found = sorted(entry for entry in path.iterdir() if entry.suffix == GGUF_SUFFIX and entry.is_file())
+    if len(found) > 1:
+        raise UnsupportedModelError(
+            "has several GGUF files",
+            where=str(path),
+            expected="one",
+            found=", ".join(entry.name for entry in found[:8]),
+            hint="name the file itself",
+        )
+    return found[0] if found else None
+
+
 def _inspect(path: Path, *, identity: str, revision: str | None) -> Source:
+    single = _only_gguf(path)
+    if single is not None:
+        return _inspect_gguf(single)
     if not (path / "config.json").is_file():
         raise CorruptSourceError(
             "has no config.json",

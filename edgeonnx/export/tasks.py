@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgeonnx.errors import UnsupportedModelError, UsageError
 from edgeonnx.export.cross_encoder import CrossEncoderHead, is_cross_encoder, read_cross_encoder
+from edgeonnx.export.decoder.families import DECODER_CLASSES, DECODER_FAMILIES, check_decoder
 from edgeonnx.export.embedding_head import EmbeddingHead, read_embedding_head
 from edgeonnx.export.module_files import has_modules
 from edgeonnx.spec.manifest import Task
@@ -72,6 +73,9 @@ def plan_task(source: Source, requested: Task | None) -> TaskPlan:
     check_family(source)
     task = requested or detect_task(source)
     _check_architecture(source, task)
+    if task is Task.TEXT_GENERATION:
+        check_decoder(source.config, where=f"{source.identity}: config.json")
+        return TaskPlan(task=task)
     if task is Task.EMBEDDING:
         return TaskPlan(task=task, head=read_embedding_head(source))
     if task is Task.FEATURE_EXTRACTION:
@@ -89,16 +93,17 @@ def check_family(source: Source) -> None:
     Raises:
         UnsupportedModelError: With the list of those that are.
     """
-    if source.model_type not in SUPPORTED_FAMILIES:
+    known = (*SUPPORTED_FAMILIES, *DECODER_FAMILIES)
+    if source.model_type not in known:
         raise UnsupportedModelError(
             "the architecture is not supported",
             where=f"{source.identity}: config.json: model_type",
-            expected=f"one of {', '.join(SUPPORTED_FAMILIES)}",
+            expected=f"one of {', '.join(known)}",
             found=repr(source.model_type),
         )
-    if source.config.get("is_decoder") is True:
+    if source.model_type in SUPPORTED_FAMILIES and source.config.get("is_decoder") is True:
         raise UnsupportedModelError(
-            "is configured as a decoder; text encoders are supported",
+            "is configured as a decoder; of this family text encoders are supported",
             where=f"{source.identity}: config.json: is_decoder",
         )
 
@@ -113,6 +118,8 @@ def detect_task(source: Source) -> Task:
         return Task.TEXT_RANKING
     if has_modules(source):
         return Task.EMBEDDING
+    if source.architecture in DECODER_CLASSES.values():
+        return Task.TEXT_GENERATION
     if source.architecture.endswith("ForSequenceClassification"):
         return Task.TEXT_CLASSIFICATION
     if source.architecture.endswith("ForTokenClassification"):
@@ -129,7 +136,15 @@ def detect_task(source: Source) -> Task:
 
 def _check_architecture(source: Source, task: Task) -> None:
     """The weights must have the head that the task needs: a fresh, random head would answer confidently and wrongly."""
-    suffix = {
+    own = DECODER_CLASSES.get(source.model_type)
+    if (own is not None) != (task is Task.TEXT_GENERATION):
+        raise UnsupportedModelError(
+            f"the architecture is not supported for the task {task.value}",
+            where=f"{source.identity}: config.json: model_type",
+            expected=f"one of {', '.join(DECODER_FAMILIES if own is None else SUPPORTED_FAMILIES)}",
+            found=source.model_type,
+        )
+    suffix = own or {
         Task.TEXT_CLASSIFICATION: "ForSequenceClassification",
         Task.TEXT_RANKING: "ForSequenceClassification",
         Task.TOKEN_CLASSIFICATION: "ForTokenClassification",

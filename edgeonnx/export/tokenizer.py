@@ -13,6 +13,8 @@ from tokenizers.normalizers import Lowercase, Sequence
 from edgeonnx.errors import CorruptSourceError, UnsupportedModelError, first_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edgeonnx.export.source import Source
 
 
@@ -35,25 +37,48 @@ class TokenizerFacts:
     prefix: str
 
 
-def load_tokenizer(source: Source) -> Any:
+def read_tokenizer(source: Source, folder: Path | None = None) -> Any:
     """The source's own tokenizer, as transformers loads it.
+
+    Args:
+        source: The source.
+        folder: Where its files are to be read from, if not from its own directory.
+
+    Raises:
+        CorruptSourceError: It cannot be read.
+        UnsupportedModelError: It has no `tokenizer.json` form.
+    """
+    options = {} if source.gguf is None else {"gguf_file": source.gguf}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder or source.path), local_files_only=True, trust_remote_code=False, **options
+        )
+    except Exception as error:
+        raise CorruptSourceError(
+            "has a tokenizer that cannot be read",
+            where=str(source.path / (source.gguf or "")),
+            found=f"{type(error).__name__}: {first_line(error)}",
+        ) from error
+    if not tokenizer.is_fast:
+        raise UnsupportedModelError(
+            "has a tokenizer that is not supported",
+            where=str(source.path),
+            expected="one with a tokenizer.json form",
+            found=type(tokenizer).__name__,
+        )
+    return tokenizer
+
+
+def load_tokenizer(source: Source) -> Any:
+    """The tokenizer of a text encoder: rows that it pads must be rows that the device can pad.
 
     Raises:
         CorruptSourceError: It cannot be read.
         UnsupportedModelError: It has no `tokenizer.json` form or no padding token, or works on the left.
     """
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(source.path), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:
-        raise CorruptSourceError(
-            "has a tokenizer that cannot be read",
-            where=str(source.path),
-            found=f"{type(error).__name__}: {first_line(error)}",
-        ) from error
+    tokenizer = read_tokenizer(source)
     sides = (tokenizer.padding_side, tokenizer.truncation_side)
-    if not tokenizer.is_fast or tokenizer.pad_token_id is None or sides != ("right", "right"):
+    if tokenizer.pad_token_id is None or sides != ("right", "right"):
         raise UnsupportedModelError(
             "has a tokenizer that is not supported",
             where=str(source.path),

@@ -213,3 +213,40 @@ def test_a_length_that_the_model_has_not(
 def test_configurations_of_odd_types_end_in_a_plan_or_our_error(make: Any, config: Any, task: Task | None) -> None:
     with contextlib.suppress(EdgeOnnxError):
         assert plan_task(make(architectures=SEQUENCE, **config), task).labels in ((), ("LABEL_0", "LABEL_1"))
+
+
+DECODERS = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+@pytest.mark.parametrize("requested", [None, Task.TEXT_GENERATION])
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_language_model_generates_text(make: Any, family: str, requested: Task | None) -> None:
+    plan = plan_task(make(model_type=family, architectures=[DECODERS[family]]), requested)
+    assert (plan.task, plan.head, plan.activation, plan.labels) == (Task.TEXT_GENERATION, None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "requested"),
+    [
+        ({}, {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, None),
+        ({}, {"model_type": "llama", "architectures": ["LlamaModel"]}, Task.TEXT_GENERATION),  # no head of its own
+        ({}, {"model_type": "llama", "architectures": ["MistralForCausalLM"]}, Task.TEXT_GENERATION),
+        ({}, {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, Task.EMBEDDING),
+        (EMBEDDING, {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, None),  # an embedding model
+        ({}, {"model_type": "bert", "architectures": ["BertLMHeadModel"]}, Task.TEXT_GENERATION),
+        ({}, {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, None),
+        ({}, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "quantization_config": {}}, None),
+        ({}, {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "reorder_and_upcast_attn": True}, None),
+    ],
+)
+def test_what_is_no_supported_language_model_is_refused(
+    make: Any, files: dict[str, Any], config: dict[str, Any], requested: Task | None
+) -> None:
+    with pytest.raises(UnsupportedModelError):
+        plan_task(make(files, **config), requested)

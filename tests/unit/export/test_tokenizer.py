@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from edgeonnx.errors import CorruptSourceError, UnsupportedModelError
 from edgeonnx.export.source import Source
-from edgeonnx.export.tokenizer import check_vocabulary, load_tokenizer, tokenizer_document
+from edgeonnx.export.tokenizer import check_vocabulary, load_tokenizer, read_tokenizer, tokenizer_document
 
 VOCABULARY = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4, "b": 5, "A": 6}
 
@@ -39,6 +40,19 @@ def test_tokenizers_that_a_device_would_apply_differently_are_refused(tmp_path: 
         load_tokenizer(save(tmp_path, BertNormalizer(), **options))
     assert "on the right" in str(caught.value.expected)
     assert "left" in str(caught.value.found) or "None" in str(caught.value.found)
+
+
+def test_a_decoder_may_pad_on_the_left_or_not_at_all(tmp_path: Path) -> None:
+    source = save(tmp_path, BertNormalizer(), padding_side="left", pad_token=None)
+    assert read_tokenizer(source).pad_token_id is None
+
+
+def test_a_tokenizer_is_read_from_where_its_files_were_put(tmp_path: Path) -> None:
+    source = save(tmp_path / "files", BertNormalizer())
+    elsewhere = replace(source, path=tmp_path)
+    assert read_tokenizer(elsewhere, tmp_path / "files").pad_token_id == VOCABULARY["[PAD]"]
+    with pytest.raises(CorruptSourceError):
+        read_tokenizer(elsewhere)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_corrupt(tmp_path: Path) -> None:
