@@ -70,7 +70,7 @@ def read_manifest(read: Callable[[str], bytes]) -> Manifest:
 
 
 def common_files(bundle: Described) -> list[FileEntry]:
-    """The files that belong to no single variant: metadata, evidence, tokenizer, golden set."""
+    """The files that belong to no single variant: metadata, evidence, tokenizer, chat template, golden set."""
     folders = tensor_folders(bundle.manifest) | {
         _folder(component.name, variant.name)
         for component in bundle.manifest.components.values()
@@ -138,9 +138,16 @@ def optional_files(bundle: Described, absent: Collection[str]) -> frozenset[str]
 
 def tensor_folders(manifest: Manifest) -> set[str]:
     """The folders that hold the variants' tensors and nothing that all variants need; each ends with a slash."""
-    shared = {_asset(manifest.processing.tokenizer), _asset(manifest.golden)}
+    shared = {_asset(reference) for reference in (manifest.golden, *text_files(manifest))}
     variants = [variant for component in manifest.components.values() for variant in component.variants]
     return {_asset(variant.tensors) for variant in variants if variant.tensors is not None} - shared
+
+
+def text_files(manifest: Manifest) -> tuple[str, ...]:
+    """References of the files by which text becomes tokens: the tokenizer, and the chat template if there is one."""
+    generation = manifest.generation
+    template = () if generation is None or generation.chat_template is None else (generation.chat_template,)
+    return (manifest.processing.tokenizer, *template)
 
 
 def _folder(component: str, variant: str) -> str:

@@ -42,6 +42,7 @@ MAX_METADATA_BYTES = 4 << 20
 MAX_TIMINGS_BYTES = 1 << 20
 MAX_PARTIAL_BYTES = 1 << 16
 MAX_TOKENIZER_BYTES = 64 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
 MAX_GOLDEN_BYTES = 64 << 20
 MAX_FILES = 100_000
 PIECE_BYTES = 1 << 20
@@ -91,6 +92,24 @@ class Bundle:
     def tokenizer_json(self) -> bytes:
         """The bytes of the bundle's `tokenizer.json`."""
         return _read(self.path_of(self.manifest.processing.tokenizer), MAX_TOKENIZER_BYTES)
+
+    def chat_template(self) -> str | None:
+        """The Jinja template that makes a prompt of a conversation, or None if the model has none.
+
+        Raises:
+            IntegrityError: It is too large, or cannot be read.
+            ManifestError: It is no text in UTF-8.
+        """
+        generation = self.manifest.generation
+        if generation is None or generation.chat_template is None:
+            return None
+        data = _read(self.path_of(generation.chat_template), MAX_TEMPLATE_BYTES)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ManifestError(
+                "is not text in UTF-8", where=f"generation.chat_template, byte {error.start}", found=error.reason
+            ) from None
 
     def golden(self) -> GoldenSet:
         """The golden set.
@@ -288,13 +307,13 @@ def _check_references(manifest: Manifest, contents: Contents) -> None:
         for component in manifest.components.values()
         for variant in component.variants
     ]
-    tokenizer_digest, tokenizer_file = split_asset_reference(manifest.processing.tokenizer, where=MANIFEST_FILE)
-    needed.append(f"{asset_directory(tokenizer_digest)}/{tokenizer_file}")
+    texts = [split_asset_reference(item, where=MANIFEST_FILE) for item in needs.text_files(manifest)]
+    needed += [f"{asset_directory(digest)}/{file}" for digest, file in texts]
     needed.append(EVIDENCE_FILE)
     for path in needed:
         if path not in listed:
             raise ManifestError("names a file that the bundle does not hold", where=MANIFEST_FILE, found=path)
-    references = {tokenizer_digest, split_asset_reference(manifest.golden, where=MANIFEST_FILE)[0]}
+    references = {*(digest for digest, _ in texts), split_asset_reference(manifest.golden, where=MANIFEST_FILE)[0]}
     references.update(
         split_asset_reference(variant.tensors, where=component.name)[0]
         for component in manifest.components.values()

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #   their 1st percentile is bounded, not the minimum.
 # - Classes change only near the border between two: 3 of 100 texts, or 2 of 100 tokens, may be that near; and a mean
 #   difference of 0.02 in a probability is below what a user of the score acts on.
+# - A decoder's answer is a chain of choices, so the first one counts: `top1` bounds how often it is another one. The
+#   divergence bounds what sampling sees, and the perplexity that the model's knowledge is still there. int4 is asked
+#   for what users of 4-bit models accept; int8 for what no reader of an answer would notice.
 # - Half a point of the task's own metric is the most that a smaller model may cost without somebody saying so.
 _COSINES: dict[str, dict[str, float]] = {
     "fp32": {"cosine_mean": 0.99999, "cosine_min": 0.99999},
@@ -51,6 +54,9 @@ _SCORE_CORRELATION = {"fp32": 0.9999, "fp16": 0.9999, "bf16": 0.999, "int8": 0.9
 _SCORE_RANKS = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.995, "int8": 0.98, "int4": 0.95}
 _INVARIANCE = {"fp32": 0.99999, "fp16": 0.9999, "bf16": 0.999, "int8": 0.9999, "int4": 0.999}
 _METRIC_DROP = {"fp32": 0.1, "fp16": 0.5, "bf16": 0.5, "int8": 0.5, "int4": 1.0}
+_TOP1 = {"fp32": 0.999, "fp16": 0.99, "bf16": 0.97, "int8": 0.97, "int4": 0.9}
+_KL = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 0.01, "int8": 0.01, "int4": 0.1}
+_PERPLEXITY_RATIO = {"fp32": 1.001, "fp16": 1.005, "bf16": 1.01, "int8": 1.01, "int4": 1.1}
 PRECISIONS = tuple(_COSINES)
 
 
@@ -83,6 +89,9 @@ def _bounds(task: Task, precision: str, *, regression: bool) -> dict[str, float]
         return _TOKEN_COSINES[precision]
     if task is Task.TEXT_RANKING:
         return {"rank_correlation": _SCORE_RANKS[precision]}
+    if task is Task.TEXT_GENERATION:
+        ratio = _PERPLEXITY_RATIO[precision]
+        return {"top1": _TOP1[precision], "kl_mean": _KL[precision], "perplexity_ratio": ratio}
     if regression:
         return {"score_correlation": _SCORE_CORRELATION[precision]}
     agreement = _TOKEN_AGREEMENT if task is Task.TOKEN_CLASSIFICATION else _AGREEMENT
@@ -151,6 +160,7 @@ def gate_error(
     """
     failed = [(bound, value) for bound, value in verdict.judged if not bound.passes(value)]
     options = ", ".join(METRICS[bound.metric].option for bound, _ in failed if bound.metric in METRICS)
+    searched = any(point.kept for point in tried)
     candidates = f"none of {len(tried)} candidates" if len(tried) > 1 else "it does not"
     return GateError(
         f"the variant is not near enough to the source model: {candidates} keep{'s' * (len(tried) > 1)} the thresholds",
@@ -158,13 +168,20 @@ def gate_error(
         expected="; ".join(str(bound) for bound, _ in failed),
         found="; ".join(f"{bound.metric} {value:g}" for bound, value in failed),
         details=(
-            *(f"worst text: {item.text!r} ({item.tokens} tokens): {item.score:g}" for item in worst),
-            *(_tried(point, [bound.metric for bound, _ in failed]) for point in tried),
+            *(_worst(item) for item in worst),
+            *(_tried(point, [bound.metric for bound, _ in failed], searched=searched) for point in tried),
         ),
         hint=f"nothing was written; relax with {options}, give the search more time, or leave this variant out",
     )
 
 
-def _tried(point: SearchPoint, names: Sequence[str]) -> str:
+def _worst(item: WorstText) -> str:
+    if item.expected is None:
+        return f"worst text: {item.text!r} ({item.tokens} tokens): {item.score:g}"
+    return f"after {item.text[-60:]!r} the source says {item.expected!r}, the variant {item.found!r}: {item.score:g}"
+
+
+def _tried(point: SearchPoint, names: Sequence[str], *, searched: bool) -> str:
     figures = ", ".join(f"{name} {point.metrics[name]:g}" for name in names if name in point.metrics)
-    return f"tried {point.name}: {point.kept} groups in higher precision{f': {figures}' if figures else ''}"
+    kept = f": {point.kept} groups in higher precision" if searched else ""
+    return f"tried {point.name}{kept}{f': {figures}' if figures else ''}"

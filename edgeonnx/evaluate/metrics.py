@@ -10,6 +10,11 @@
 | `accuracy`, `macro_f1`, `pearson` | higher | the variant's answers held against the labels |
 | `source_accuracy`, `source_macro_f1`, `source_pearson` | | the source's own; no threshold can be on them |
 | `metric_drop` | lower | points that the variant loses on the labels (accuracy or Pearson's r, times 100) |
+| `top1` | higher | share of positions with the source's most probable next token |
+| `kl_mean` | lower | Kullback-Leibler divergence from the source's distribution of the next token, in nats, mean |
+| `kl_p99`, `kl_max` | lower | the same: 99th percentile, maximum |
+| `perplexity` | lower | exp of the mean negative log-probability of the tokens that really follow |
+| `perplexity_ratio` | lower | the variant's perplexity over the source's |
 | `invariance_min` | higher | smallest cosine of a text's answer alone and in a batch |
 | `invariance_diff` | lower | largest scaled difference of the same |
 
@@ -79,11 +84,18 @@ METRICS: dict[str, Metric] = {
     "macro_f1": _share("--min-macro-f1"),
     "pearson": _cosine("--min-pearson"),
     "metric_drop": Metric(at_least=False, lowest=-200.0, highest=200.0, option="--max-metric-drop"),
+    "top1": _share("--min-top1"),
+    "kl_mean": _difference("--max-kl"),
+    "kl_p99": _difference("--max-kl-p99"),
+    "kl_max": _difference("--max-kl-max"),
+    "perplexity": _difference("--max-perplexity"),
+    "perplexity_ratio": _difference("--max-perplexity-ratio"),
     "invariance_min": _cosine("--min-invariance"),
     "invariance_diff": _difference("--max-invariance-diff"),
 }
 COSINES = ("cosine_mean", "cosine_p1", "cosine_min")
 DIFFERENCES = ("score_diff_mean", "score_diff_max")
+LANGUAGE = ("top1", "kl_mean", "kl_p99", "kl_max", "perplexity", "perplexity_ratio")
 INVARIANCE = ("invariance_min", "invariance_diff")
 
 
@@ -112,6 +124,8 @@ def task_metrics(task: Task, *, labelled: bool, regression: bool = False) -> tup
         return (*COSINES, *INVARIANCE)
     if task is Task.TEXT_RANKING:
         return ("rank_correlation", *DIFFERENCES, *INVARIANCE)
+    if task is Task.TEXT_GENERATION:
+        return (*LANGUAGE, *INVARIANCE)
     leader, labels = ("score_correlation", ("pearson",)) if regression else ("agreement", ("accuracy", "macro_f1"))
     if task is Task.TOKEN_CLASSIFICATION:
         labels = ("accuracy",)
@@ -121,14 +135,16 @@ def task_metrics(task: Task, *, labelled: bool, regression: bool = False) -> tup
 def rounded(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics as evidence holds them, all finite.
 
-    Six places, differences three digits: what is beyond is the noise of float32. What is not a number takes the
-    metric's worst value.
+    Six places, differences three digits, perplexities five: what is beyond is the noise of float32. What is not a
+    number takes the metric's worst value.
     """
     result = {}
     for name, value in metrics.items():
         known = METRICS[name.removeprefix("source_")]
         if not math.isfinite(value):
             result[name] = known.worst
+        elif "perplexity" in name:
+            result[name] = min(float(f"{value:.5g}"), WORST_DIFF)
         elif known.highest == WORST_DIFF:
             result[name] = min(float(f"{value:.2e}"), WORST_DIFF)
         else:

@@ -30,3 +30,16 @@ class SourceModel(Protocol):
 
     def run(self, inputs: IntTensors) -> FloatTensors:
         """int64 (rows, tokens) by input name to float32 by output name."""
+
+
+class SourceDecoder(Protocol):
+    """A source model that generates text."""
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, with the special tokens that the source's own tokenizer adds."""
+
+    def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """int64 (rows, tokens), no padding, to float32 (rows, tokens, vocabulary)."""
+
+    def generate(self, ids: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens that the source's own greedy generation puts after a prompt; stop tokens are ignored."""

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from edgeonnx.spec.generation import CacheShape
     from edgeonnx.spec.tensor import ModelSignature
+
+RUNTIME_OPERATORS = ("SimplifiedLayerNormalization",)
+"""Operators that ONNX Runtime has in the standard domain, though the standard has not; its own tools write them."""
+RUNTIME_DOMAIN = "com.microsoft"
+CACHE_TYPES = ("float32", "float16")
+CACHE_RANK = 4
 
 
 def check_graph(model: bytes, tensors: Path, signature: ModelSignature, outputs: Sequence[str]) -> None:
@@ -65,18 +72,29 @@ def check_locations(model: Path, tensors: Path | None) -> None:
     _check_locations(load_graph(model), tensors or model.parent)
 
 
-def check_signature(model: Path, signature: ModelSignature) -> None:
+def check_signature(model: Path, signature: ModelSignature, caches: CacheShape | None = None) -> None:
     """Check that a graph on disk has the inputs and outputs that its component promises: names, types and ranks.
+
+    Args:
+        model: The graph.
+        signature: What the component states.
+        caches: The caches of a decoder, which its signature does not name; all are of one type, float or half.
 
     Raises:
         ValidationError: It is not ONNX, or has others.
     """
     graph = load_graph(model).graph
     held = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in held]
-    for side, values, specs in (("inputs", inputs, signature.inputs), ("outputs", graph.output, signature.outputs)):
+    inputs = [_port_text(value) for value in graph.input if value.name not in held]
+    outputs = [_port_text(value) for value in graph.output]
+    before, after = ((), ()) if caches is None else (caches.past_names, caches.present_names)
+    dtype = CACHE_TYPES[any(CACHE_TYPES[True] in text for text in inputs)]
+    for side, found, specs, names in (
+        ("inputs", inputs, signature.inputs, before),
+        ("outputs", outputs, signature.outputs, after),
+    ):
         expected = [f"{spec.name} {spec.dtype.label} of rank {len(spec.shape)}" for spec in specs]
-        found = [_port_text(value) for value in values]
+        expected += [f"{name} {dtype} of rank {CACHE_RANK}" for name in names]
         if expected != found:
             raise ValidationError(
                 f"the graph has other {side} than its component.json says",
@@ -213,9 +231,12 @@ def _sparse_tensors(sparse: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.T
 
 
 def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose external tensors are typed inputs: the checker then needs neither their files nor their memory."""
+    """A copy for the checker, whose external tensors are typed inputs: these need neither files nor memory."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    for node in copy.graph.node:
+        if node.domain == "" and node.op_type in RUNTIME_OPERATORS:
+            node.domain = RUNTIME_DOMAIN  # of which the checker knows nothing
     kept = [tensor for tensor in copy.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
     moved = [tensor for tensor in copy.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     copy.graph.input.extend(

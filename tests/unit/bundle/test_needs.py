@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from edgeonnx.errors import ManifestError
 from edgeonnx.spec.contents import Contents, FileEntry
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
+from tests.support.decoders import make_decoder_bundle
 
 NAME = "0123456789abcdef" * 4
 
@@ -95,3 +97,15 @@ def test_names_are_found_whatever_the_pieces(size: int) -> None:
     found = tensor_names(pieces)
     assert {NAME.encode(), other.encode()} <= found
     assert found <= {data[place : place + 64] for place in range(len(data))}
+
+
+def test_a_chat_template_is_common_and_no_tensor(tmp_path: Path) -> None:
+    """Also where it lies in a folder of its own, and where a hostile manifest puts it among the tensors."""
+    bundle = open_bundle(make_decoder_bundle(tmp_path))
+    assert "chat_template.jinja" in names_of(common_files(bundle))
+    generation = bundle.manifest.generation
+    assert generation is not None
+    tensors = bundle.manifest.entry_component.variants[0].tensors
+    moved = replace(bundle.manifest, generation=replace(generation, chat_template=f"{tensors}/chat_template.jinja"))
+    assert tensor_folders(bundle.manifest)
+    assert tensor_folders(moved) == set()

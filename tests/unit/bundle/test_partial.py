@@ -11,9 +11,9 @@ import pytest
 from device_agent.config import AgentConfig, RuntimeConfig
 from device_agent.inference.devices.opening import Opener
 from device_agent.inference.devices.providers import CPU_PROVIDER, ProviderStatus
-from device_agent.models.engines import likely_variant, open_engine
+from device_agent.models.engines import likely_variant, open_best
 from device_agent.models.loading import load_model
-from device_agent.models.memory import room_of
+from device_agent.models.memory import NOTHING_TAKEN, room_of
 from edgeonnx.bundle import Bundle, Verifier, open_bundle, verify_files
 from edgeonnx.errors import (
     IntegrityError,
@@ -260,8 +260,12 @@ def test_memory_for_what_is_absent_is_not_asked_for(path: Path) -> None:
     bundle = open_bundle(leave_out(path, "encoder/cpu-int8", SEVEN))
     config = AgentConfig(runtime=RuntimeConfig(memory_bytes=1 << 20))
     with pytest.raises(MemoryBudgetError, match="cpu-fp32"):
-        open_engine(
-            bundle, config, BOTH[1:], profile=DeviceProfile(providers=(CPU_PROVIDER,)), room=room_of(1 << 20, 0, None)
+        open_best(
+            bundle,
+            config,
+            BOTH[1:],
+            profile=DeviceProfile(providers=(CPU_PROVIDER,)),
+            room=room_of(1 << 20, NOTHING_TAKEN, None),
         )
 
 

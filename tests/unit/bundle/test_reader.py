@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from edgeonnx.spec.contents import canonical_json
 from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.timings import Timing, Timings
 from tests.support.bundles import CPU_VARIANTS, golden_set, make_bundle, tokenizer_json
-from tests.support.tamper import relist, replace_asset
+from tests.support.decoders import TEMPLATE, make_decoder_bundle
+from tests.support.tamper import edit_json, relist, replace_asset
 
 
 @pytest.fixture
@@ -168,3 +171,38 @@ def test_variants_share_one_folder_of_tensors(tmp_path: Path) -> None:
     graphs = {opened.model_path("encoder", variant).read_bytes() for variant in variants}
     assert len(graphs) == 2
     assert [variant.requirements.integer for variant in variants] == [item.integer for item in CPU_VARIANTS]
+
+
+class TestChatTemplate:
+    def test_it_is_text(self, tmp_path: Path) -> None:
+        assert open_bundle(make_decoder_bundle(tmp_path)).chat_template() == TEMPLATE
+
+    def test_models_may_have_none(self, bundle: Path, tmp_path: Path) -> None:
+        assert open_bundle(bundle).chat_template() is None
+        assert open_bundle(make_decoder_bundle(tmp_path, chat_template=None)).chat_template() is None
+
+    def test_it_must_be_in_the_bundle(self, tmp_path: Path) -> None:
+        made = make_decoder_bundle(tmp_path)
+        generation = json.loads((made / "manifest.json").read_text())["additional_metadata"]["edgeonnx"]["generation"]
+        missing = generation["chat_template"].replace("chat_template.jinja", "other.jinja")
+        edit_json(made, "manifest.json", lambda document: _generation(document).update(chat_template=missing))
+        relist(made)
+        with pytest.raises(ManifestError, match="does not hold") as caught:
+            open_bundle(made)
+        assert (caught.value.found or "").endswith("/other.jinja")
+
+    def test_its_size_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        bundle = open_bundle(make_decoder_bundle(tmp_path))
+        monkeypatch.setattr(reader_module, "MAX_TEMPLATE_BYTES", 10)
+        with pytest.raises(IntegrityError, match="too large"):
+            bundle.chat_template()
+
+    def test_other_bytes_are_no_template(self, tmp_path: Path) -> None:
+        made = make_decoder_bundle(tmp_path)
+        replace_asset(made, "chat_template.jinja", lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"))
+        with pytest.raises(ManifestError, match="UTF-8"):
+            open_bundle(made).chat_template()
+
+
+def _generation(document: Any) -> Any:
+    return document["additional_metadata"]["edgeonnx"]["generation"]
