@@ -4,6 +4,8 @@ The session of the preferred provider runs batches until it says that its device
 session on the next provider, on the variant that the selection takes there; the threads whose runs failed meanwhile
 wait for it, and each runs its batch once more on the new session. No run is tried a third time.
 
+A decoder's session is run by one thread, which fills its caches anew on the next session (`DecoderEngine`).
+
 A batch whose inputs turn out to be wrong on the next provider has not proven that the first one is lost, so the first
 one stays: a client must not be able to take a GPU out of service.
 """
@@ -73,8 +75,8 @@ class _Live:
     not_used: Mapping[str, str]
 
 
-class Engine:
-    """Runs batches of one bundle's entry component; safe in several threads.
+class ServingGraph:
+    """The graph of one bundle's entry component that serves, whatever runs it.
 
     Args:
         variant: The variant that serves.
@@ -90,8 +92,6 @@ class Engine:
     ) -> None:
         self._live = _Live(variant, session, dict(not_used))
         self._reopen = reopen
-        self._replacing = threading.Lock()
-        self._standby: Opened | None = None
         self._lost: dict[str, str] = {}
         self._exhausted: EdgeOnnxError | None = None
         self.replacements: tuple[Replacement, ...] = ()
@@ -151,6 +151,65 @@ class Engine:
             "replacements": [each.as_dict() for each in self.replacements],
         }
 
+    def _open_next(self, reopen: Reopen, error: ProviderLostError) -> tuple[Opened, dict[str, str]]:
+        """Open a session on the next provider; it does not serve before `_commit`.
+
+        Returns:
+            The session, and the reason against each provider that was lost.
+
+        Raises:
+            ProviderLostError: None is left.
+        """
+        if self._exhausted is not None:
+            raise _no_successor(error, self._exhausted) from None
+        lost = self.provider
+        reasons = {**self._lost, lost: f"lost while it served: {error.found or error.message}"}
+        try:
+            return reopen(reasons), reasons
+        except EdgeOnnxError as failure:
+            self._exhausted = failure
+            logger.error("%s failed, and nothing takes its place: %s", label_of(lost), failure)  # noqa: TRY400
+            raise _no_successor(error, failure) from None
+
+    def _commit(
+        self, lost: _Live, opened: Opened, error: ProviderLostError, reasons: dict[str, str], seconds: float
+    ) -> None:
+        """Let `opened` serve from now on."""
+        replacement = Replacement(
+            at=time.time(),
+            lost=lost.session.providers[0],
+            lost_variant=lost.variant.name,
+            provider=opened.session.providers[0],
+            variant=opened.variant.name,
+            cause=error.found or error.message,
+            seconds=seconds,
+        )
+        if not isinstance(error, DeviceMemoryError):
+            _ABANDONED.append(lost.session)
+        self._lost = reasons
+        self.replacements = (*self.replacements, replacement)
+        self._live = _Live(opened.variant, opened.session, dict(opened.not_used))
+        logger.warning(
+            "%s was lost while serving variant %s, %s serves variant %s after %.2f s: %s",
+            label_of(replacement.lost),
+            replacement.lost_variant,
+            label_of(replacement.provider),
+            replacement.variant,
+            seconds,
+            printable(replacement.cause),
+        )
+
+
+class Engine(ServingGraph):
+    """Runs batches; safe in several threads. Its arguments are those of `ServingGraph`."""
+
+    def __init__(
+        self, variant: Variant, session: Session, not_used: Mapping[str, str], *, reopen: Reopen | None = None
+    ) -> None:
+        super().__init__(variant, session, not_used, reopen=reopen)
+        self._replacing = threading.Lock()
+        self._standby: tuple[Opened, dict[str, str]] | None = None
+
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Run a batch; see `Session.run`.
 
@@ -175,57 +234,49 @@ class Engine:
         self, reopen: Reopen, error: ProviderLostError, inputs: Mapping[str, Array], outputs: Sequence[str] | None
     ) -> dict[str, Array]:
         """Open the next session and run the batch on it; whether it serves from now on is decided by that run."""
-        if self._exhausted is not None:
-            raise _no_successor(error, self._exhausted) from None
         begun = time.perf_counter()
         lost = self._live
-        cause = error.found or error.message
-        reasons = {**self._lost, lost.session.providers[0]: f"lost while it served: {cause}"}
-        try:
-            opened = self._standby or reopen(reasons)
-        except EdgeOnnxError as failure:
-            self._exhausted = failure
-            logger.error("%s failed, and nothing takes its place: %s", label_of(lost.session.providers[0]), failure)  # noqa: TRY400
-            raise _no_successor(error, failure) from None
-        self._standby = opened
+        opened, reasons = self._standby = self._standby or self._open_next(reopen, error)
         try:
             values = opened.session.run(inputs, outputs)
         except InvalidRequestError:
             # The inputs are wrong for every provider: this failure says nothing about the first one.
             raise
         except Exception:
+            self._standby = None
             self._commit(lost, opened, error, reasons, time.perf_counter() - begun)
             raise
+        self._standby = None
         self._commit(lost, opened, error, reasons, time.perf_counter() - begun)
         return values
 
-    def _commit(
-        self, lost: _Live, opened: Opened, error: ProviderLostError, reasons: dict[str, str], seconds: float
-    ) -> None:
-        """Let `opened` serve from now on."""
-        replacement = Replacement(
-            at=time.time(),
-            lost=lost.session.providers[0],
-            lost_variant=lost.variant.name,
-            provider=opened.session.providers[0],
-            variant=opened.variant.name,
-            cause=error.found or error.message,
-            seconds=seconds,
-        )
-        if not isinstance(error, DeviceMemoryError):
-            _ABANDONED.append(lost.session)
-        self._lost, self._standby = reasons, None
-        self.replacements = (*self.replacements, replacement)
-        self._live = _Live(opened.variant, opened.session, dict(opened.not_used))
-        logger.warning(
-            "%s was lost while serving variant %s, %s serves variant %s after %.2f s: %s",
-            label_of(replacement.lost),
-            replacement.lost_variant,
-            label_of(replacement.provider),
-            replacement.variant,
-            seconds,
-            printable(replacement.cause),
-        )
+
+class DecoderEngine(ServingGraph):
+    """The graph of a decoder; one thread runs its session, bound to caches of that thread's own.
+
+    Its arguments are those of `ServingGraph`.
+    """
+
+    @property
+    def session(self) -> Session:
+        """The session that serves now."""
+        return self._live.session
+
+    def replace(self, error: ProviderLostError) -> Session:
+        """The session that takes a lost provider's place, and serves from now on; its caches are empty.
+
+        Args:
+            error: What the session raised that served.
+
+        Raises:
+            ProviderLostError: Nothing takes its place.
+        """
+        if self._reopen is None:
+            raise error
+        begun = time.perf_counter()
+        opened, reasons = self._open_next(self._reopen, error)
+        self._commit(self._live, opened, error, reasons, time.perf_counter() - begun)
+        return opened.session
 
 
 def _no_successor(error: ProviderLostError, failure: EdgeOnnxError) -> ProviderLostError:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from device_agent.inference.devices.contract import Described
+
     Tensors = Mapping[str, NDArray[np.generic]]
     Plan = Sequence[tuple[str, Mapping[str, str]]]
 
@@ -64,6 +66,7 @@ class Session:
         plan: Providers with their options, the one to ask for first and the CPU last; see `providers.plan_of`. None:
             `provider` and the CPU, without options.
         bind: Run through I/O binding; None: on a GPU only. On the CPU it costs more than it saves.
+        spinning: Threads that wait for their next piece of work keep their core busy meanwhile.
 
     Raises:
         RuntimeUnavailableError: ONNX Runtime does not load the graph.
@@ -78,6 +81,7 @@ class Session:
         threads: int,
         plan: Plan | None = None,
         bind: bool | None = None,
+        spinning: bool = False,
     ) -> None:
         ort.set_default_logger_severity(_ERRORS_ONLY)
         if plan is None:
@@ -88,7 +92,7 @@ class Session:
             # and again in the middle of a run.
             self._session = ort.InferenceSession(
                 str(model),
-                _options(tensors, threads),
+                _options(tensors, threads, spinning=spinning),
                 providers=[(name, dict(options)) for name, options in plan],
                 enable_fallback=0,
             )
@@ -102,8 +106,11 @@ class Session:
         self._session.disable_fallback()
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
-        self.inputs: tuple[str, ...] = tuple(node.name for node in self._session.get_inputs())
-        self.outputs: tuple[str, ...] = tuple(node.name for node in self._session.get_outputs())
+        self.described_inputs: tuple[Described, ...] = tuple(self._session.get_inputs())
+        """The graph's inputs with their types and shapes, as ONNX Runtime describes them."""
+        self.described_outputs: tuple[Described, ...] = tuple(self._session.get_outputs())
+        self.inputs: tuple[str, ...] = tuple(node.name for node in self.described_inputs)
+        self.outputs: tuple[str, ...] = tuple(node.name for node in self.described_outputs)
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
         """The providers that really loaded: the truth, whatever was asked for."""
         self.threads = threads
@@ -155,13 +162,46 @@ class Session:
                 raise lost from None
             return None
 
+    @property
+    def raw(self) -> ort.InferenceSession:
+        """ONNX Runtime's own session, for whoever binds inputs and outputs to memory that stays."""
+        return self._session
+
+    @property
+    def cuda(self) -> str:
+        """CUDA version that ONNX Runtime was built for; empty: none."""
+        return str(getattr(ort, "cuda_version", "") or "")
+
+    @property
+    def gpu(self) -> int:
+        """Number of the GPU that the first provider works on; 0 on the CPU."""
+        options = self._session.get_provider_options().get(self.providers[0], {})
+        return int(options.get("device_id", 0))
+
+    def run_bound(self, binding: ort.IOBinding) -> None:
+        """Run the graph on a binding of the caller's; the GIL is released meanwhile.
+
+        Raises:
+            ProviderLostError: The execution provider failed.
+            InferenceError: ONNX Runtime failed.
+        """
+        try:
+            self._session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:  # noqa: BLE001 - see above
+            failure = failure_of(error, self.providers[0])
+            # The caller made the inputs, not a client.
+            raise (
+                failure
+                if isinstance(failure, InferenceError)
+                else InferenceError("the model does not take these inputs", found=failure.found)
+            ) from None
+
     def _binding(self) -> Binding:
         """The binding of the calling thread: a binding is a state, and threads must not share it."""
         binding: Binding | None = getattr(self._own, "binding", None)
         if binding is None:
             on_gpu = self.providers[0] in _ON_GPU
-            cuda = str(getattr(ort, "cuda_version", "") or "") if on_gpu else ""
-            binding = self._own.binding = Binding(self._session, host_memory(cuda))
+            binding = self._own.binding = Binding(self._session, host_memory(self.cuda if on_gpu else ""))
         return binding
 
 
@@ -196,7 +236,7 @@ def _assignment(session: ort.InferenceSession) -> Assignment:
     return Assignment.count((part.ep_name, node.op_type) for part in recorded() for node in part.get_nodes())
 
 
-def _options(tensors: Path | None, threads: int) -> ort.SessionOptions:
+def _options(tensors: Path | None, threads: int, *, spinning: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -204,7 +244,7 @@ def _options(tensors: Path | None, threads: int) -> ort.SessionOptions:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     # A thread that spins while it waits takes a core from the event loop, and on a small box there are few.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     if tensors is not None:
         options.add_session_config_entry(EXTERNAL_FOLDER_OPTION, str(tensors))
     return options

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from device_agent.config import usable_cpus
+from device_agent.inference.devices.contract import check_decoder
 from device_agent.inference.devices.providers import (
     BY_NAME,
     CPU_PROVIDER,
@@ -195,6 +196,7 @@ class Opener:
                 provider=provider,
                 threads=settings.threads,
                 plan=plan_of(provider, profile.providers, settings),
+                spinning=self._config.runtime.spinning,
             )
         except RuntimeUnavailableError as error:
             if provider == CPU_PROVIDER:
@@ -217,7 +219,12 @@ class Opener:
         )
 
     def _check_signature(self, variant: Variant, session: Session) -> None:
-        signature = self._bundle.manifest.entry_component.signature
+        manifest = self._bundle.manifest
+        if manifest.generation is not None:
+            where = f"{manifest.entry}/{variant.name}"
+            check_decoder(manifest.generation, session.described_inputs, session.described_outputs, where=where)
+            return
+        signature = manifest.entry_component.signature
         for kind, specs, names in (
             ("inputs", signature.inputs, session.inputs),
             ("outputs", signature.outputs, session.outputs),
@@ -226,7 +233,7 @@ class Opener:
             if sorted(listed) != sorted(names):
                 raise ManifestError(
                     f"the graph has other {kind} than its component.json says",
-                    where=f"{self._bundle.manifest.entry}/{variant.name}",
+                    where=f"{manifest.entry}/{variant.name}",
                     expected=str(listed),
                     found=str(list(names)),
                 )

@@ -28,6 +28,19 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return Session(model, tensors, provider=CPU_PROVIDER, threads=1)
 
 
+@pytest.mark.parametrize(("asked", "value"), [({}, "0"), ({"spinning": True}, "1")])
+def test_threads_wait_without_spinning_unless_they_are_told_to(
+    session: Session, tmp_path: Path, asked: dict[str, bool], value: str
+) -> None:
+    bundle = open_bundle(bundles.make_bundle(tmp_path, Task.TEXT_CLASSIFICATION))
+    variant = bundle.manifest.entry_component.variants[0]
+    model, tensors = bundle.model_path("encoder", variant), bundle.tensors_path(variant)
+    made = Session(model, tensors, provider=CPU_PROVIDER, threads=2, **asked)
+    options = made.raw.get_session_options()
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == value
+    np.testing.assert_array_equal(made.run(inputs())["scores"], session.run(inputs())["scores"])
+
+
 def inputs(**changes: object) -> dict[str, np.ndarray]:
     ones = np.ones((2, 3), dtype=np.int64)
     return {"input_ids": ones * 5, "attention_mask": ones, "token_type_ids": ones * 0, **changes}  # type: ignore[dict-item]

@@ -58,8 +58,11 @@ class Fakes:
         self.plans: list[list[str]] = []
         self.options: list[dict[str, Mapping[str, str]]] = []
 
-    def __call__(self, model: Path, tensors: Path | None, *, provider: str, threads: int, plan: list) -> object:
+    def __call__(
+        self, model: Path, tensors: Path | None, *, provider: str, threads: int, plan: list, spinning: bool
+    ) -> object:
         self.plans.append([name for name, _ in plan])
+        self.spinning = spinning
         self.options.append(dict(plan))
         outcome = self.loads.get(provider, provider)
         if isinstance(outcome, Exception):
@@ -212,6 +215,14 @@ def test_only_what_a_bundle_needs_is_tried(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_provider_that_does_not_exist_is_wrong_usage() -> None:
     with pytest.raises(UsageError):
         usable_here(config(providers=("Vulkan",)))
+
+
+@pytest.mark.parametrize("spinning", [False, True])
+def test_threads_spin_only_where_the_operator_said_so(bundle: Bundle, spinning: bool) -> None:
+    fakes = Fakes()
+    settings = config(spinning=True) if spinning else CONFIG
+    Opener(bundle, settings, statuses(), open_session=fakes)()  # type: ignore[arg-type]
+    assert fakes.spinning is spinning
 
 
 def test_this_machine_really_serves(bundle: Bundle) -> None:

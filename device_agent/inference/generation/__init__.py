@@ -1,0 +1,1 @@
+"""Generating text with a decoder: caches, runs, sampling, and many sequences at once."""
