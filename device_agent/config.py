@@ -117,6 +117,34 @@ class QueueConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """`[generation]`: how models that generate text serve many requests at once.
+
+    Attributes:
+        max_sequences: Answers that are generated at one time by one model; further ones wait.
+        max_context: Most tokens of one prompt and its answer together; None: as many as the model was made for. Less
+            saves memory: each token of each sequence takes its place in the caches (46 kB for SmolLM2-135M).
+        cache_bytes: Memory that the caches of one model may take; None: as much as `max_sequences` of `max_context`
+            need, but at most half of what is left in the memory beside the weights.
+        prompt_chunk: Tokens of a prompt that one run reads while others wait for their next token: a larger chunk reads
+            long prompts sooner, and lets the answers of others stutter.
+        max_waiting: Answers that may wait for a place; further ones are refused at once with 429.
+        deadline_seconds: How long a request may take, from its head to its last token. One that is not done then ends
+            with an error.
+        prefix_reuse: The caches of answers that are done are kept until their memory is needed, so that a prompt that
+            begins like an earlier one (a system prompt, a conversation that goes on) is read from where they differ.
+    """
+
+    max_sequences: Annotated[int, Range(1, 256)] = 8
+    max_context: Annotated[int, Range(1, 1 << 24)] | None = None
+    cache_bytes: int | None = None
+    prompt_chunk: Annotated[int, Range(16, 1 << 16)] = 64
+    max_waiting: Annotated[int, Range(0, 1 << 16)] = 64
+    deadline_seconds: float = 300.0
+    prefix_reuse: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
     """`[runtime]`: what runs the models.
 
@@ -127,8 +155,12 @@ class RuntimeConfig:
             takes the next one; "refuse" does not serve.
         variant: The only variant to consider, where the operator decided; None lets the selection decide.
         runners: Threads that call the runtime; None: one for each GPU, on the CPU as measured at the first load with
-            `cache_dir`, else one for each core.
-        threads: Threads that one call uses (`intra_op_num_threads`); None: as measured with `runners`, else one.
+            `cache_dir`, else one for each core. A model that generates text has one always.
+        threads: Threads that one call uses (`intra_op_num_threads`); None: as measured with `runners`, else one; for a
+            model that generates text one for each core, because a token must wait for the one before.
+        spinning: Threads of the runtime keep their core busy while they wait for their next piece of work. On a machine
+            that does nothing else a language model may give some more tokens a second with it; where anything else
+            runs, each token may take twice as long.
         cache_dir: Where the work of a first load is kept (optimized graphs, TensorRT engines, measurements); None
             keeps nothing.
         gpu: Number of the GPU.
@@ -141,6 +173,7 @@ class RuntimeConfig:
     variant: str | None = None
     runners: Threads | None = None
     threads: Threads | None = None
+    spinning: bool = False
     cache_dir: Path | None = None
     gpu: Annotated[int, Range(0)] = 0
     gpu_memory_bytes: int | None = None
@@ -190,7 +223,7 @@ class UpdateConfig:
         probation_errors: Largest share of its requests that may fail for reasons of the agent's own, beyond the share
             of the version before.
         probation_latency: Largest ratio of the median time of its requests, without the wait for a runner, to that of
-            the version before.
+            the version before; of a model that generates text, of the times to the first token and of each further one.
         report_url: Where each step is reported by HTTP POST; None: nowhere.
         connect_seconds: How long one connection to the repository may take to be made, with TLS.
         stall_seconds: How long the repository may be silent, and the time in which it must send `stall_bytes`.
@@ -269,6 +302,7 @@ class AgentConfig:
         server: `[server]`.
         limits: `[limits]`.
         queue: `[queue]`.
+        generation: `[generation]`.
         runtime: `[runtime]`.
         security: `[security]`.
         update: `[update]`.
@@ -280,6 +314,7 @@ class AgentConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: Limits = field(default_factory=Limits)
     queue: QueueConfig = field(default_factory=QueueConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)

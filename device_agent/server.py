@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from device_agent.config import AgentConfig
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.rpc import GrpcServer
     from device_agent.supervision.installation import Installation
     from device_agent.supervision.supervisor import Supervisor
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("edgeonnx.agent")
 
 BACKLOG = 2048
+INTERRUPT_SECONDS = 0.5
+"""How long the agent waits for answers that it ended to be sent, once the time for draining is over."""
 SWITCH_SECONDS = 0.0005
 """How long a runner that comes back from the runtime waits for the interpreter lock while the event loop parses."""
 
@@ -240,7 +242,8 @@ class _Agent:
         await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         drained.cancel()
-        if self.models.in_flight:
+        # A text that is being generated would be cut off in the middle of a stream: its client is told instead.
+        if self.models.in_flight and not await self.models.interrupt(INTERRUPT_SECONDS):
             logger.warning("stopping although %d requests are not answered", self.models.in_flight)
         return self.models.in_flight == 0
 
@@ -276,14 +279,7 @@ class _Agent:
 
     def _work(self) -> Mapping[str, Work]:
         """What each model has to do, for the watchdog."""
-        return {f"{live.loaded.name} {live.loaded.version}": work_of(live.loaded) for live in self.models.all()}
-
-
-def work_of(loaded: LoadedModel) -> Work:
-    """What a model has to do now, and how much it has done."""
-    state = loaded.batcher.state()
-    # A model whose runs all fail is not hung.
-    return Work(busy=bool(state.rows or state.running_tokens), finished=state.counts.runs + state.counts.failed)
+        return {f"{live.loaded.name} {live.loaded.version}": live.loaded.work() for live in self.models.all()}
 
 
 def _status(models: Models) -> str:

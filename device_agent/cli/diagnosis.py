@@ -132,9 +132,18 @@ def _loaded(bundle: dict[str, Any]) -> list[tuple[str, str]]:
         ("optimization", f"level {bundle['optimization']} when the session is opened; the graph is not stored"),
         ("runners", f"{plan['runners']}, each run on {plan['threads']} threads: {plan['reason']}"),
         ("memory", _mib(bundle["memory_bytes"])),
-        ("I/O binding", "yes" if bundle["io_binding"] else "no (on a GPU only)"),
+        *_caches(bundle.get("caches")),
+        ("I/O binding", "yes" if bundle["io_binding"] or "caches" in bundle else "no (on a GPU only)"),
         ("time to load", f"{sum(seconds.values()):.2f} s: {steps}"),
     ]
+
+
+def _caches(caches: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What the caches of a model that generates text may hold; nothing of another one."""
+    if caches is None:
+        return []
+    text = f"at most {_mib(caches['limit'])}; sequences of at most {caches['context_length']:,} tokens"
+    return [("caches", f"{text} ({caches['reason']})" if caches["reason"] else text)]
 
 
 def _nodes(found: dict[str, Any]) -> str:

@@ -173,6 +173,7 @@ def examine_bundle(path: Path, config: AgentConfig) -> dict[str, Any]:
             ],
             **loaded.engine.as_dict(),
             "plan": asdict(loaded.plan),
+            **loaded.details(),
             "memory_bytes": loaded.memory_bytes,
             "seconds": loaded.seconds,
         }

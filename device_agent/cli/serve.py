@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from device_agent.config import AgentConfig
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.supervision.installation import Installation
 
 Check = Annotated[bool, typer.Option("--check", help="Check the settings and the files that they name, and exit.")]

@@ -1,10 +1,10 @@
-"""From a verified bundle to an engine: no file is opened that was not hashed, no variant for which there is no room."""
+"""From a verified bundle to a session: no file is opened that was not hashed, no variant for which there is no room."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from device_agent.models import memory
 from edgeonnx.bundle import Verifier
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from device_agent.inference.devices.compiled import Compiled
     from device_agent.inference.devices.opening import Opened, Opener
     from device_agent.inference.devices.providers import ProviderStatus
-    from device_agent.inference.engine import Engine
+    from device_agent.inference.engine import Reopen, ServingGraph
+    from device_agent.inference.rows import Array, Ids
     from device_agent.inference.session import Session
     from device_agent.models.memory import Room
     from edgeonnx.bundle import Bundle
@@ -27,6 +28,27 @@ if TYPE_CHECKING:
     from edgeonnx.spec.selection import DeviceProfile
 
     OpenSession = Callable[..., Session]
+    RunGolden = Callable[[dict[str, Ids]], Mapping[str, Array]]
+    Answers = Callable[[Session], RunGolden]
+
+    Served = TypeVar("Served", bound=ServingGraph)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best variant, opened.
+
+    Attributes:
+        opened: The session on it.
+        reopen: Opens what takes a lost provider's place; None: nothing does.
+    """
+
+    opened: Opened
+    reopen: Reopen | None
+
+    def engine(self, kind: type[Served]) -> Served:
+        """It as what serves."""
+        return kind(self.opened.variant, self.opened.session, self.opened.not_used, reopen=self.reopen)
 
 
 def likely_variant(manifest: Manifest, wanted: str | None, *, absent: Collection[str] = frozenset()) -> Variant | None:
@@ -51,7 +73,7 @@ def likely_variant(manifest: Manifest, wanted: str | None, *, absent: Collection
         return None
 
 
-def open_engine(
+def open_best(
     bundle: Bundle,
     config: AgentConfig,
     statuses: Sequence[ProviderStatus],
@@ -62,7 +84,9 @@ def open_engine(
     beside: str | None = None,
     compiled: Compiled | None = None,
     open_session: OpenSession | None = None,
-) -> Engine:
+    answers: Answers | None = None,
+    beside_weights: int = 0,
+) -> Best:
     """Open the best variant whose provider really loads, its files hashed before; see `inference.opening.Opener`.
 
     Args:
@@ -75,6 +99,8 @@ def open_engine(
         beside: The version that it would replace, for messages.
         compiled: What providers compile and keep; None: nothing is kept.
         open_session: Opens a session; tests put a fake here.
+        answers: How a session answers the golden set's inputs; None: it is run with them.
+        beside_weights: Bytes that the model needs beside each variant's own.
 
     Raises:
         SelectionError: No variant is left.
@@ -85,12 +111,12 @@ def open_engine(
     """
     from device_agent.inference.devices.opening import Opener
     from device_agent.inference.devices.providers import FALLBACK, device_profile
-    from device_agent.inference.engine import Engine
 
     verifier = verifier or Verifier(bundle)
     usable = tuple(status.name for status in statuses if status.usable)
     profile = device_profile(usable) if profile is None else profile
-    limited = profile if room is None else replace(profile, memory_bytes=room.free)
+    free = None if room is None or room.free is None else max(0, room.free - beside_weights)
+    limited = profile if room is None else replace(profile, memory_bytes=free)
     opener = Opener(
         bundle,
         config,
@@ -103,11 +129,11 @@ def open_engine(
         opened = opener()
     except SelectionError:
         if room is not None:
-            _check_room(bundle, config, profile, room, beside)
+            _check_room(bundle, config, profile, room, beside, beside_weights)
         raise
-    # The first variant is proven by the load, in batches as requests take.
-    reopen = partial(_open_proven, bundle, opener) if config.runtime.policy == FALLBACK else None
-    return Engine(opened.variant, opened.session, opened.not_used, reopen=reopen)
+    # The first variant is proven by the load, in the way that requests take.
+    reopen = partial(_open_proven, bundle, opener, answers) if config.runtime.policy == FALLBACK else None
+    return Best(opened=opened, reopen=reopen)
 
 
 def _open_verified(
@@ -127,7 +153,7 @@ def _open_verified(
     return (open_session or Session)(model, tensors, **how)  # type: ignore[arg-type]
 
 
-def _open_proven(bundle: Bundle, opener: Opener, lost: Mapping[str, str]) -> Opened:
+def _open_proven(bundle: Bundle, opener: Opener, answers: Answers | None, lost: Mapping[str, str]) -> Opened:
     """What takes a lost provider's place: the next variant that reproduces the golden set here.
 
     Raises:
@@ -138,7 +164,7 @@ def _open_proven(bundle: Bundle, opener: Opener, lost: Mapping[str, str]) -> Ope
         opened = opener(lost)
         golden = bundle.golden()
         try:
-            comparison = golden.replay(opened.session.run)
+            comparison = golden.replay(opened.session.run if answers is None else answers(opened.session))
             golden.check_replay(comparison, opened.variant.golden, where=label(bundle, opened.variant))
         except (GoldenSetError, ServingError, ValidationError) as error:
             provider = opened.session.providers[0]
@@ -149,7 +175,9 @@ def _open_proven(bundle: Bundle, opener: Opener, lost: Mapping[str, str]) -> Ope
             return opened
 
 
-def _check_room(bundle: Bundle, config: AgentConfig, profile: DeviceProfile, room: Room, beside: str | None) -> None:
+def _check_room(
+    bundle: Bundle, config: AgentConfig, profile: DeviceProfile, room: Room, beside: str | None, beside_weights: int
+) -> None:
     """Raise if it is only the memory that every variant lacks."""
     unlimited = replace(profile, memory_bytes=None)
     component = bundle.manifest.entry_component
@@ -158,7 +186,8 @@ def _check_room(bundle: Bundle, config: AgentConfig, profile: DeviceProfile, roo
         chosen = select_variant(component.variants, unlimited, wanted=config.runtime.variant, absent=absent).chosen
     except SelectionError:
         return
-    memory.check_fits(label(bundle, chosen), memory.needed_bytes(bundle, chosen), room, beside=beside)
+    needed = memory.needed_bytes(bundle, chosen) + beside_weights
+    memory.check_fits(label(bundle, chosen), needed, room, beside=beside)
 
 
 def label(bundle: Bundle, variant: Variant) -> str:

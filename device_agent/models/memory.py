@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgeonnx.errors import MemoryBudgetError
 from edgeonnx.spec.profile import parse_available_memory
@@ -59,6 +59,21 @@ class Usage:
 
 
 NOTHING = Usage(anonymous=0, mapped=0)
+
+
+class Taken(NamedTuple):
+    """Memory of the loaded models, in bytes.
+
+    Attributes:
+        now: What they take now.
+        promised: What they may still take: caches that are not as large yet as they may become.
+    """
+
+    now: int = 0
+    promised: int = 0
+
+
+NOTHING_TAKEN = Taken()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,20 +133,26 @@ def cgroup_free(limit: str, current: str, stat: str) -> int | None:
     return max(0, int(limit) - int(current) + droppable)
 
 
-def room_of(limit: int | None, taken: int, available: int | None) -> Room:
+def room_of(limit: int | None, taken: Taken, available: int | None) -> Room:
     """The memory that one more model may take: what the operator allows, and never more than there is.
 
     Args:
         limit: `runtime.memory_bytes`: what all models together may take; None leaves it to the machine.
-        taken: What the loaded models take.
+        taken: What the loaded models take, and may still take.
         available: What the machine, or the container, has left; None if that is not known.
     """
-    budget = None if limit is None else max(0, limit - taken)
-    if budget is not None and (available is None or budget <= available):
-        return Room(free=budget, reason=f"runtime.memory_bytes is {limit:,} and the loaded models take {taken:,} of it")
-    if available is not None:
-        return Room(free=available, reason="the machine, or the container, has no more available")
+    budget = None if limit is None else max(0, limit - sum(taken))
+    free = None if available is None else max(0, available - taken.promised)
+    if budget is not None and (free is None or budget <= free):
+        return Room(free=budget, reason=f"runtime.memory_bytes is {limit:,} and the loaded models take {_told(taken)}")
+    if free is not None:
+        promised = f" beside {taken.promised:,} bytes for caches of loaded models" if taken.promised else ""
+        return Room(free=free, reason=f"the machine, or the container, has no more available{promised}")
     return Room(free=None, reason="how much memory is available is not known")
+
+
+def _told(taken: Taken) -> str:
+    return f"{taken.now:,} of it" + (f", their caches up to {taken.promised:,} more" if taken.promised else "")
 
 
 def needed_bytes(bundle: Bundle, variant: Variant) -> int:

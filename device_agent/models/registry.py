@@ -47,12 +47,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from device_agent.config import AgentConfig
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
+    from device_agent.models.memory import Taken
     from device_agent.models.repository import Found
 
 __all__ = ["LiveModel", "ModelEntry", "ModelState", "Models"]
 
 logger = logging.getLogger("edgeonnx.agent")
+
+SETTLE_SECONDS = 1.0
+"""After which the memory of a model that was unloaded is given back once more."""
 
 
 class Load(Protocol):
@@ -63,7 +67,7 @@ class Load(Protocol):
         path: Path,
         config: AgentConfig,
         *,
-        taken_bytes: int = 0,
+        taken: Taken = memory.NOTHING_TAKEN,
         beside: str | None = None,
         gently: bool = False,
     ) -> LoadedModel:
@@ -132,8 +136,8 @@ class Models:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that all loaded models take."""
-        return sum(record.live.loaded.memory_bytes for record in self._records if record.live is not None)
+        """Memory that all loaded models take, or may take."""
+        return sum(record.live.loaded.reserved_bytes for record in self._records if record.live is not None)
 
     def all(self) -> list[LiveModel]:
         """The models that serve, in the order in which they were loaded first."""
@@ -339,6 +343,16 @@ class Models:
             return False
         return True
 
+    async def interrupt(self, timeout: float) -> bool:
+        """After `drain`: end answers that take long with an error; False if some requests still are in flight then.
+
+        Args:
+            timeout: Seconds to wait for them.
+        """
+        live = [record.live for record in self._records if record.live is not None]
+        await asyncio.gather(*(self._background.in_thread(each.loaded.interrupt) for each in live))
+        return await self.drained(timeout)
+
     def close(self, timeout: float) -> bool:
         """End all runner threads; False if one still runs, or a model is still being loaded."""
         live = [record.live for record in self._records if record.live is not None]
@@ -389,7 +403,7 @@ class Models:
                 serving = self._live.get(found.name)
                 beside = None if serving is None else f"{serving.name} {serving.version}"
                 gently = bool(self._live)
-                loaded = await self._background.in_thread(self._load_now, found, self.memory_bytes, beside, gently)
+                loaded = await self._background.in_thread(self._load_now, found, self._taken(serving), beside, gently)
             else:
                 loaded = (await loading).pop()
             await self._check_loaded(found, loaded, strict=strict)
@@ -402,12 +416,23 @@ class Models:
         record.name, record.version = loaded.name, loaded.version
         self._turn_to(record, loaded)
 
-    def _load_now(self, found: Found, taken_bytes: int, beside: str | None, gently: bool) -> LoadedModel:
+    def _taken(self, replaced: Record | None) -> Taken:
+        """Memory that a load cannot have.
+
+        Nothing is promised to the version that it replaces any more: all new requests are the new version's.
+        """
+        loaded = [(record, record.live.loaded) for record in self._records if record.live is not None]
+        return memory.Taken(
+            now=sum(each.memory_bytes for _, each in loaded),
+            promised=sum(each.reserved_bytes - each.memory_bytes for record, each in loaded if record is not replaced),
+        )
+
+    def _load_now(self, found: Found, taken: Taken, beside: str | None, gently: bool) -> LoadedModel:
         """Load a bundle in the calling thread."""
         if found.error is not None:
             raise found.error
         load = self._loader or _load_model()
-        return load(found.path, self._config, taken_bytes=taken_bytes, beside=beside, gently=gently)
+        return load(found.path, self._config, taken=taken, beside=beside, gently=gently)
 
     async def _check_loaded(self, found: Found, loaded: LoadedModel, *, strict: bool) -> None:
         """Close a model that must not serve, and say why."""
@@ -450,9 +475,14 @@ class Models:
         last = [live.loaded]
         record.live = live = None
         await self._background.in_thread(_free, last)
+        asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._give_back_the_rest)
         record.go(ModelState.UNLOADED)
         self._records.remove(record)
         logger.info("%s %s is unloaded", record.name, record.version)
+
+    def _give_back_the_rest(self) -> None:
+        """What the last request still held when its model was closed: its task ends a moment after its answer."""
+        self._background.spawn(self._background.in_thread(memory.give_back))
 
     def _check_not_managed(self, name: str) -> None:
         if name in self.managed:

@@ -13,7 +13,7 @@ from edgeonnx.errors import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
 
 
 class ModelState(Enum):

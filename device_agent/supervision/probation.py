@@ -2,7 +2,8 @@
 
 A fault is a request that failed for a reason of the agent's own (the runtime, a bug); refusals, wrong requests and
 clients that left are none. Times are of the answered requests, without the wait for a runner: that depends on how much
-is asked, and not on the model.
+is asked, and not on the model. How long an answer takes that is generated depends on its length, so of such a model the
+time to the first token and the time of each further one are judged.
 
 The previous version is not kept in memory meanwhile. A box that holds one model well may not hold two, and to load it
 again takes tenths of a second, in which the new version still answers.
@@ -33,11 +34,15 @@ class Baseline:
 
     Attributes:
         faults: Share of its last requests that were faults, 0.0 to 1.0.
-        median: Median time in seconds; None: it answered too few requests.
+        median: Median time of a request in seconds; None: too few were answered. So are the next two.
+        first_token: Median time to the first token of an answer.
+        each_token: Median time of each further token.
     """
 
     faults: float = 0.0
     median: float | None = None
+    first_token: float | None = None
+    each_token: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,9 @@ class Seen:
         requests: Requests that were answered, or were faults.
         faults: Those that were faults.
         recent_faults: Faults among the last `update.probation_requests` requests.
-        median: Median time of the last answered requests, in seconds; None: none was answered.
+        median: Median time of the last answered requests, in seconds; None: none was answered. So are the next two.
+        first_token: Median time to the first token of an answer.
+        each_token: Median time of each further token.
         idle_seconds: How long it has had work without finishing a run; 0.0: it finishes, or has nothing to do.
     """
 
@@ -58,6 +65,8 @@ class Seen:
     faults: int = 0
     recent_faults: int = 0
     median: float | None = None
+    first_token: float | None = None
+    each_token: float | None = None
     idle_seconds: float = 0.0
 
 
@@ -116,13 +125,18 @@ def _fails(limits: UpdateConfig, before: Baseline, seen: Seen) -> str | None:
 
 def _slow(limits: UpdateConfig, before: Baseline, seen: Seen) -> str | None:
     """Why it is too slow; None if it is not, or nothing is known."""
-    if before.median is None or seen.median is None or seen.seconds < LATENCY_SECONDS:
+    if seen.seconds < LATENCY_SECONDS or seen.requests - seen.faults < limits.probation_requests:
         return None
-    answered = seen.requests - seen.faults
-    most = max(limits.probation_latency * before.median, before.median + LEAST_SLOWER_SECONDS)
-    if answered < limits.probation_requests or seen.median <= most:
-        return None
-    return (
-        f"its requests take {1e3 * seen.median:.3g} ms (median), those of the version before took "
-        f"{1e3 * before.median:.3g} ms; at most {limits.probation_latency:g} times that may be"
-    )
+    for what, was, now in (
+        ("its requests take", before.median, seen.median),
+        ("its first tokens take", before.first_token, seen.first_token),
+        ("its tokens take", before.each_token, seen.each_token),
+    ):
+        if was is None or now is None:
+            continue
+        if now > max(limits.probation_latency * was, was + LEAST_SLOWER_SECONDS):
+            return (
+                f"{what} {1e3 * now:.3g} ms (median), those of the version before took {1e3 * was:.3g} ms; "
+                f"at most {limits.probation_latency:g} times that may be"
+            )
+    return None

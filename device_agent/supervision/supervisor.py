@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from device_agent.config import UpdateConfig
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.models.registry import Models
     from device_agent.slots.state import Installed, SlotState
     from device_agent.supervision.installation import Installation

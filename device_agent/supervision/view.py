@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from device_agent.api.monitoring.updates import AttemptView, BlockedView, InstalledView, UpdatesView
 
 if TYPE_CHECKING:
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.slots.state import SlotState
     from device_agent.supervision.supervisor import Supervisor
 

@@ -14,7 +14,8 @@ from device_agent.supervision.probation import Baseline, Seen
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from device_agent.models.loading import LoadedModel
+    from device_agent.api.monitoring.generation import Generated
+    from device_agent.models.loaded import LoadedModel
 
 KEPT = 512
 """Last requests of a version that are kept: enough for a median, and recent."""
@@ -28,12 +29,14 @@ class Requests:
         faults: Those that were faults.
     """
 
-    __slots__ = ("_faulty", "_seconds", "faults", "requests")
+    __slots__ = ("_each", "_faulty", "_first", "_seconds", "faults", "requests")
 
     def __init__(self) -> None:
         self.requests = 0
         self.faults = 0
         self._seconds: deque[float] = deque(maxlen=KEPT)
+        self._first: deque[float] = deque(maxlen=KEPT)
+        self._each: deque[float] = deque(maxlen=KEPT)
         self._faulty: deque[bool] = deque(maxlen=KEPT)
 
     def answered(self, seconds: float) -> None:
@@ -42,15 +45,20 @@ class Requests:
         self._seconds.append(seconds)
         self._faulty.append(False)
 
+    def generated(self, first_token: float | None, each_token: float | None) -> None:
+        """Count a sequence: the seconds to its first token without the wait for a place, and of each further one."""
+        self.requests += 1
+        self._faulty.append(False)
+        if first_token is not None:
+            self._first.append(first_token)
+        if each_token is not None:
+            self._each.append(each_token)
+
     def faulted(self) -> None:
         """Count a fault."""
         self.requests += 1
         self.faults += 1
         self._faulty.append(True)
-
-    def median(self) -> float | None:
-        """Median time of the last answered requests, in seconds."""
-        return statistics.median(self._seconds) if self._seconds else None
 
     def recent_faults(self, last: int) -> int:
         """Faults among the last requests (at most `KEPT`)."""
@@ -65,7 +73,9 @@ class Requests:
         known = len(self._faulty)
         return Baseline(
             faults=sum(self._faulty) / known if known >= least else 0.0,
-            median=self.median() if len(self._seconds) >= least else None,
+            median=_median(self._seconds, least),
+            first_token=_median(self._first, least),
+            each_token=_median(self._each, least),
         )
 
     def seen(self, *, seconds: float, last: int, idle_seconds: float) -> Seen:
@@ -75,9 +85,16 @@ class Requests:
             requests=self.requests,
             faults=self.faults,
             recent_faults=self.recent_faults(last),
-            median=self.median(),
+            median=_median(self._seconds),
+            first_token=_median(self._first),
+            each_token=_median(self._each),
             idle_seconds=idle_seconds,
         )
+
+
+def _median(times: deque[float], least: int = 1) -> float | None:
+    """The median; None of fewer than `least` times."""
+    return statistics.median(times) if len(times) >= max(1, least) else None
 
 
 class Watch:
@@ -105,6 +122,10 @@ class Watch:
         """Count an answered request."""
         self.of(loaded.bundle.digest).answered(seconds)
 
+    def generated(self, loaded: LoadedModel, sequence: Generated) -> None:
+        """Count a sequence that came to its end."""
+        self.of(loaded.bundle.digest).generated(sequence.prompt_seconds, sequence.token_seconds)
+
     def faulted(self, loaded: LoadedModel) -> None:
         """Count a request that failed for a reason of the agent's own."""
         self.of(loaded.bundle.digest).faulted()
@@ -123,8 +144,7 @@ class Progress:
 
     def look(self, loaded: LoadedModel, now: float) -> float:
         """Seconds for which it has had work without finishing a run."""
-        state = loaded.batcher.state()
-        finished = state.counts.runs + state.counts.failed
-        if finished != self._finished or not (state.rows or state.running_tokens):
-            self._finished, self._since = finished, now
+        work = loaded.work()
+        if work.finished != self._finished or not work.busy:
+            self._finished, self._since = work.finished, now
         return now - self._since

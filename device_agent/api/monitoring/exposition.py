@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 
+from device_agent.api.monitoring.generation_metrics import generation_metrics
 from device_agent.api.monitoring.update_metrics import update_metrics
+from device_agent.models.loaded import LoadedDecoder, LoadedEncoder
 from device_agent.models.states import ModelState
 
 if TYPE_CHECKING:
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 
     from device_agent.api.monitoring.metrics import Metrics
     from device_agent.inference.queue.batcher import QueueState
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.models.registry import Models
 
-    Queues = Sequence[tuple[LoadedModel, QueueState]]
+    Queues = Sequence[tuple[LoadedEncoder, QueueState]]
     Samples = Iterable[tuple[Mapping[str, str], float]]
 
 MEMINFO = Path("/proc/meminfo")
@@ -56,13 +58,13 @@ def exposition(metrics: Metrics, models: Models, cpu_utilization: float | None) 
     """
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    queues = [(live.loaded, live.loaded.batcher.state()) for live in models.all()]
-    registry.register(_Collector(metrics, models, queues))
-    return "".join(_triton(metrics, queues, cpu_utilization)).encode() + bytes(generate_latest(registry))
+    registry.register(_Collector(metrics, models))
+    serving = [live.loaded for live in models.all()]
+    return "".join(_triton(metrics, serving, cpu_utilization)).encode() + bytes(generate_latest(registry))
 
 
-def _triton(metrics: Metrics, queues: Queues, cpu_utilization: float | None) -> Iterator[str]:
-    found = [(labels_of(loaded), metrics.statistics.of(loaded), loaded) for loaded, _ in queues]
+def _triton(metrics: Metrics, serving: Sequence[LoadedModel], cpu_utilization: float | None) -> Iterator[str]:
+    found = [(labels_of(loaded), metrics.statistics.of(loaded), loaded) for loaded in serving]
 
     def each(value: str) -> Samples:
         return [(labels, getattr(stats, value)) for labels, stats, _ in found]
@@ -85,7 +87,7 @@ def _triton(metrics: Metrics, queues: Queues, cpu_utilization: float | None) -> 
     yield triton_family(
         "nv_inference_exec_count",
         "Runs of the model; smaller than the rows where rows were batched",
-        [(labels_of(loaded), state.counts.runs) for loaded, state in queues],
+        [(labels, loaded.runs) for labels, _, loaded in found],
     )
     for name, (field, text) in TRITON_DURATIONS.items():
         yield triton_family(
@@ -94,7 +96,7 @@ def _triton(metrics: Metrics, queues: Queues, cpu_utilization: float | None) -> 
     yield triton_family(
         "nv_inference_pending_request_count",
         "Requests that wait for a runner",
-        [(labels_of(loaded), state.requests) for loaded, state in queues],
+        [(labels, loaded.pending) for labels, _, loaded in found],
         kind="gauge",
     )
     for name, (value, text) in _machine(cpu_utilization).items():
@@ -160,17 +162,21 @@ def labels_of(loaded: LoadedModel) -> dict[str, str]:
 class _Collector:
     """Gives prometheus_client our metrics when it asks."""
 
-    def __init__(self, metrics: Metrics, models: Models, queues: Queues) -> None:
+    def __init__(self, metrics: Metrics, models: Models) -> None:
         self._metrics = metrics
         self._models = models
-        self._queues = queues
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as they are now."""
-        serving = [loaded for loaded, _ in self._queues]
+        serving = [live.loaded for live in self._models.all()]
+        queues = [(each, each.batcher.state()) for each in serving if isinstance(each, LoadedEncoder)]
+        decoders = [each for each in serving if isinstance(each, LoadedDecoder)]
         yield from _agent(self._metrics, self._models)
-        yield from _queues(self._queues)
-        yield from _batches(self._queues)
+        yield from _queues(queues)
+        yield from _batches(queues)
+        yield from generation_metrics(
+            [(each, each.generator.state(), self._metrics.of(each).generated) for each in decoders]
+        )
         yield from _requests(self._metrics, serving)
         yield from _engines(serving)
         yield from _loading(self._models, serving)
@@ -301,7 +307,7 @@ def _engines(serving: Sequence[LoadedModel]) -> Iterator[Metric]:
     )
     for loaded in serving:
         engine, key = loaded.engine, _key(loaded)
-        info.add_metric([*key, engine.variant.name, engine.variant.precision, engine.provider, loaded.text.backend], 1)
+        info.add_metric([*key, engine.variant.name, engine.variant.precision, engine.provider, loaded.tokenizer], 1)
         for name, precision, reason in loaded.variants():
             variants.add_metric([*key, name, precision, reason or ""], float(reason is None))
         for provider in engine.assignment.nodes:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+from device_agent.api.monitoring.generation import Generated, GenerationCounters
 from device_agent.api.monitoring.histogram import Histogram, RecentValues
 from device_agent.api.open_inference.statistics import Statistics
 from edgeonnx.errors import (
@@ -30,14 +31,14 @@ from edgeonnx.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
 
     from device_agent.api.monitoring.updates import UpdatesView
     from device_agent.inference.rows import Answer
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.models.registry import Models
 
     Handler = Callable[[Request, Exception], Awaitable[Response]]
@@ -94,9 +95,10 @@ class ModelCounters:
         duration: Time of each answered request in the agent.
         queue_wait: Time that each answered request waited for a runner.
         recent: The answered requests of the last minute.
+        generated: What it generated, where it does.
     """
 
-    __slots__ = ("duration", "failures", "queue_wait", "recent", "tokens")
+    __slots__ = ("duration", "failures", "generated", "queue_wait", "recent", "tokens")
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
@@ -104,6 +106,7 @@ class ModelCounters:
         self.duration = Histogram(DURATION_BOUNDS)
         self.queue_wait = Histogram(DURATION_BOUNDS)
         self.recent = RecentValues(DURATION_BOUNDS)
+        self.generated = GenerationCounters()
 
 
 class Watcher(Protocol):
@@ -111,6 +114,10 @@ class Watcher(Protocol):
 
     def answered(self, loaded: LoadedModel, seconds: float) -> None:
         """A request was answered; it took so long, without the wait for a runner."""
+        ...
+
+    def generated(self, loaded: LoadedModel, sequence: Generated) -> None:
+        """A sequence of a request came to its end."""
         ...
 
     def faulted(self, loaded: LoadedModel) -> None:
@@ -170,6 +177,27 @@ class Metrics:
         counters.recent.add(self.clock(), total, len(answer.lengths), tokens)
         if self.watcher is not None:
             self.watcher.answered(loaded, total - answer.queue_seconds)
+
+    def generated(self, loaded: LoadedModel, sequences: Sequence[Generated]) -> None:
+        """Count a request for generated text that came to its end.
+
+        Args:
+            loaded: The model.
+            sequences: What was generated: one for each choice, at least one.
+        """
+        total = max(sequence.total for sequence in sequences)
+        queue = max(sequence.queue for sequence in sequences)
+        tokens = sum(sequence.prompt_tokens + sequence.completion_tokens for sequence in sequences)
+        self.statistics.of(loaded).generated(len(sequences), queue, total)
+        counters = self.of(loaded)
+        counters.tokens += tokens
+        counters.duration.observe(total)
+        counters.queue_wait.observe(queue)
+        counters.recent.add(self.clock(), total, len(sequences), tokens)
+        for sequence in sequences:
+            counters.generated.add(sequence)
+            if self.watcher is not None:
+                self.watcher.generated(loaded, sequence)
 
     def failed(self, loaded: LoadedModel, error: BaseException | None = None, *, seconds: float = 0.0) -> None:
         """Count an inference request that was answered with an error.

@@ -11,8 +11,10 @@ import orjson
 from starlette.responses import Response
 
 from device_agent.api.monitoring.histogram import quantile
+from device_agent.api.monitoring.status_generation import generation_view
 from device_agent.inference.devices.providers import PREFERENCE, label_of, order_of
 from device_agent.models import memory
+from device_agent.models.loaded import LoadedDecoder, LoadedEncoder
 from device_agent.models.states import ModelState
 from edgeonnx import __version__
 from edgeonnx.errors import UsageError
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
 
     from device_agent.api.context import Context
     from device_agent.api.monitoring.metrics import ModelCounters
+    from device_agent.api.monitoring.status_generation import GenerationView
     from device_agent.api.monitoring.updates import UpdatesView
     from device_agent.config import AgentConfig
-    from device_agent.inference.engine import Engine
+    from device_agent.inference.engine import ServingGraph
     from device_agent.inference.queue.batcher import QueueState
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.models.states import ModelEntry
 
 RATE_SECONDS = 10
@@ -105,10 +108,9 @@ class ModelView:
         tokenizer: What tokenizes.
         provider: What runs it.
         not_used: Each other variant with the reason.
-        queue: What waits for it.
         requests_per_second: Answered requests, over the last 10 s; so are the next two.
-        rows_per_second: Rows (texts).
-        tokens_per_second: Tokens, without padding.
+        rows_per_second: Rows (texts, or generated sequences).
+        tokens_per_second: Tokens, without padding; of prompts and answers.
         history: Answered requests in each of the last 60 s, the oldest first.
         latency: Times of the last minute.
         answered: Requests answered with a result since it was loaded first.
@@ -117,6 +119,8 @@ class ModelView:
         runs: Runs of the model.
         memory_bytes: Memory that it takes.
         loaded_at: When it was loaded, in seconds since 1970.
+        queue: What waits for it; None: it generates text.
+        generation: What it generates; None: it does not.
     """
 
     name: str
@@ -126,7 +130,6 @@ class ModelView:
     tokenizer: str
     provider: ProviderView
     not_used: Mapping[str, str]
-    queue: QueueView
     requests_per_second: float
     rows_per_second: float
     tokens_per_second: float
@@ -138,6 +141,8 @@ class ModelView:
     runs: int
     memory_bytes: int
     loaded_at: float
+    queue: QueueView | None = None
+    generation: GenerationView | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +240,13 @@ def model_view(loaded: LoadedModel, context: Context, now: float) -> ModelView:
     counters = context.metrics.of(loaded)
     statistics = context.metrics.statistics.of(loaded)
     requests, rows, tokens = counters.recent.rates(now, RATE_SECONDS)
-    engine, state = loaded.engine, loaded.batcher.state()
+    engine = loaded.engine
     return ModelView(
         name=loaded.name,
         version=loaded.version,
         variant=engine.variant.name,
         precision=engine.variant.precision,
-        tokenizer=loaded.text.backend,
+        tokenizer=loaded.tokenizer,
         provider=ProviderView(
             name=label_of(engine.provider),
             fallback=fallback_of(loaded, context.config),
@@ -249,7 +254,8 @@ def model_view(loaded: LoadedModel, context: Context, now: float) -> ModelView:
             replaced=engine.fallbacks,
         ),
         not_used=engine.not_used,
-        queue=queue_view(state),
+        queue=queue_view(loaded.batcher.state()) if isinstance(loaded, LoadedEncoder) else None,
+        generation=generation_view(loaded, context) if isinstance(loaded, LoadedDecoder) else None,
         requests_per_second=requests,
         rows_per_second=rows,
         tokens_per_second=tokens,
@@ -258,7 +264,7 @@ def model_view(loaded: LoadedModel, context: Context, now: float) -> ModelView:
         answered=round(statistics.success.count),
         failed=counters.failures.total(),
         rows=statistics.inference_count,
-        runs=state.counts.runs,
+        runs=loaded.runs,
         memory_bytes=loaded.memory_bytes,
         loaded_at=round(loaded.loaded_at, 3),
     )
@@ -301,7 +307,7 @@ def fallback_of(loaded: LoadedModel, config: AgentConfig) -> str | None:
     )
 
 
-def earlier_variant(engine: Engine, needs: Mapping[str, str], config: AgentConfig) -> str | None:
+def earlier_variant(engine: ServingGraph, needs: Mapping[str, str], config: AgentConfig) -> str | None:
     """The variant for an earlier provider that is not used, with the reason; None if there is none.
 
     Args:

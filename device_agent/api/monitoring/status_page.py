@@ -20,7 +20,15 @@ from device_agent.api.monitoring.status_updates import updates_section
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from device_agent.api.monitoring.status import LatencyView, MemoryView, ModelView, OtherModel, Status
+    from device_agent.api.monitoring.status import (
+        LatencyView,
+        MemoryView,
+        ModelView,
+        OtherModel,
+        QueueView,
+        Status,
+    )
+    from device_agent.api.monitoring.status_generation import GenerationView
 
 
 def _read(name: str) -> str:
@@ -74,18 +82,16 @@ def _header(status: Status) -> str:
 
 
 def _model(model: ModelView) -> str:
-    queue, latency = model.queue, model.latency
+    latency = model.latency
     tiles = {
         "requests/s": rate(model.requests_per_second),
-        "texts/s": rate(model.rows_per_second),
+        f"{_rows_are(model)}/s": rate(model.rows_per_second),
         "tokens/s": rate(model.tokens_per_second),
         "median": seconds(latency.p50),
         "95 %": seconds(latency.p95),
         "99 %": seconds(latency.p99),
-        "texts waiting": number(queue.rows),
-        "tokens waiting": number(queue.tokens),
-        "tokens running": number(queue.running_tokens),
-        "predicted wait": seconds(queue.wait_seconds),
+        **({} if model.queue is None else _queue(model.queue)),
+        **({} if model.generation is None else _generation(model.generation)),
     }
     return (
         f"<section><h2>{escape(model.name)} {escape(model.version)}</h2>"
@@ -94,6 +100,30 @@ def _model(model: ModelView) -> str:
         f'<div class="columns"><div>{_latency(latency)}{_history(model.history)}</div>'
         f"<div>{_assignment(model)}{_totals(model)}</div></div>{_not_used(model)}</section>"
     )
+
+
+def _rows_are(model: ModelView) -> str:
+    return "texts" if model.generation is None else "answers"
+
+
+def _queue(queue: QueueView) -> dict[str, str]:
+    return {
+        "texts waiting": number(queue.rows),
+        "tokens waiting": number(queue.tokens),
+        "tokens running": number(queue.running_tokens),
+        "predicted wait": seconds(queue.wait_seconds),
+    }
+
+
+def _generation(found: GenerationView) -> dict[str, str]:
+    return {
+        "first token, median": seconds(found.first_p50),
+        "first token, 95 %": seconds(found.first_p95),
+        "each next token": seconds(found.token_p50),
+        "running": f"{number(found.active)} of {number(found.most)}",
+        "waiting": number(found.waiting),
+        "caches": f"{size(found.cache_bytes)} of {size(found.cache_limit_bytes)}",
+    }
 
 
 def _fallback(model: ModelView) -> str:
@@ -152,21 +182,37 @@ def _assignment(model: ModelView) -> str:
 
 
 def _totals(model: ModelView) -> str:
-    batch = f"{model.runs and model.rows / model.runs:.1f}"
     loaded = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(model.loaded_at))
     rows = {
         "answered requests": number(model.answered),
         "failed requests": number(model.failed),
-        "answered texts": number(model.rows),
+        "answered texts" if model.generation is None else "answers": number(model.rows),
         "runs of the model": number(model.runs),
-        "texts a run": batch,
-        "runner threads": number(model.queue.runners),
+        **({} if model.queue is None else _batches(model, model.queue)),
+        **({} if model.generation is None else _tokens(model.generation)),
         "providers replaced": number(model.provider.replaced),
         "memory": size(model.memory_bytes),
         "tokenizer": escape(model.tokenizer),
         "loaded": loaded,
     }
     return f"<h3>Since it was loaded</h3><table>{_pairs(rows)}</table>"
+
+
+def _batches(model: ModelView, queue: QueueView) -> dict[str, str]:
+    return {
+        "texts a run": f"{model.runs and model.rows / model.runs:.1f}",
+        "runner threads": number(queue.runners),
+    }
+
+
+def _tokens(found: GenerationView) -> dict[str, str]:
+    return {
+        "tokens of prompts": number(found.prompt_tokens),
+        "of them reused": number(found.cached_tokens),
+        "generated tokens": number(found.generated_tokens),
+        **{f"ended: {escape(reason)}": number(count) for reason, count in found.finished.items()},
+        "longest sequence": f"{number(found.context_length)} tokens",
+    }
 
 
 def _not_used(model: ModelView) -> str:

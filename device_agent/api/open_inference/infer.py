@@ -12,6 +12,7 @@ from device_agent.api.open_inference.fields import read_request
 from device_agent.api.open_inference.request import check_request
 from device_agent.api.open_inference.response import render_response
 from device_agent.inference.rows import TensorRows
+from device_agent.models.loaded import encoder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,7 @@ def job_of(context: Context, live: LiveModel, asked: UncheckedRequest, render: R
         InvalidRequestError: A field is missing or wrong; the message names it.
         RequestTooLargeError: A limit is exceeded.
     """
-    loaded = live.loaded
+    loaded = encoder_of(live.loaded)
     checked = check_request(asked, loaded, context.config.limits)
     return Job(
         live=live,

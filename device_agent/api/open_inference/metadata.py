@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from device_agent.api.open_inference.replies import json_response
 from device_agent.api.open_inference.request import text_inputs
+from device_agent.models.loaded import LoadedDecoder
 from edgeonnx import __version__
 from edgeonnx.errors import NotReadyError
 from edgeonnx.spec.tensor import DType
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from device_agent.api.context import Context
     from device_agent.config import Limits
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from edgeonnx.spec.tensor import TensorSpec
 
 SERVER_NAME = "edgeonnx-agent"
@@ -63,11 +64,22 @@ def model_metadata(loaded: LoadedModel) -> dict[str, object]:
             "digest": loaded.bundle.digest,
             "precision": loaded.engine.variant.precision,
             **loaded.engine.as_dict(),
-            "tokenizer": loaded.text.backend,
+            "tokenizer": loaded.tokenizer,
             "max_length": manifest.processing.max_length,
             "labels": list(manifest.labels),
+            **_generation(loaded),
             **manifest.properties,
         },
+    }
+
+
+def _generation(loaded: LoadedModel) -> dict[str, object]:
+    """What a client wants to know of a model that generates text; nothing of another one."""
+    if not isinstance(loaded, LoadedDecoder):
+        return {}
+    return {
+        "context_length": loaded.caches.context_length,
+        "chat": loaded.generation.chat_template is not None,
     }
 
 
@@ -93,8 +105,8 @@ def model_config(loaded: LoadedModel, limits: Limits) -> dict[str, object]:
         "max_batch_size": limits.max_texts,
         "input": [{**tensor, "optional": True} for tensor in (*texts, *tensors)],
         "output": [_config_tensor(spec.name, spec.dtype, spec.protocol_shape()[1:]) for spec in signature.outputs],
-        "dynamic_batching": {"max_queue_delay_microseconds": 0},
-        "instance_group": [{"name": manifest.name, "kind": kind, "count": loaded.batcher.runners}],
+        **({} if isinstance(loaded, LoadedDecoder) else {"dynamic_batching": {"max_queue_delay_microseconds": 0}}),
+        "instance_group": [{"name": manifest.name, "kind": kind, "count": loaded.plan.runners}],
         "default_model_filename": loaded.engine.variant.model_file,
         "parameters": {
             key: {"string_value": value}

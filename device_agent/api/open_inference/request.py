@@ -29,6 +29,7 @@ from device_agent.api.open_inference.datatypes import element_count
 from device_agent.api.open_inference.fields import optional, optional_flag, refuse_shared_memory
 from device_agent.inference.rows import ATTENTION_MASK, INPUT_IDS
 from edgeonnx.errors import InvalidRequestError, RequestTooLargeError
+from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.tensor import DType
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from device_agent.api.open_inference.fields import UncheckedRequest
     from device_agent.api.open_inference.tensors import RawTensor
     from device_agent.config import Limits
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedEncoder
     from edgeonnx.spec.manifest import Manifest
     from edgeonnx.spec.tensor import TensorSpec
 
@@ -87,11 +88,13 @@ class InferRequest:
 
 
 def text_inputs(manifest: Manifest) -> tuple[str, ...]:
-    """Names of the BYTES tensors that the bundle's task takes."""
+    """Names of the BYTES tensors that the bundle's task takes; a model that generates text takes none here."""
+    if manifest.task is Task.TEXT_GENERATION:
+        return ()
     return (TEXT, TEXT_PAIR) if manifest.task.takes_pairs else (TEXT,)
 
 
-def check_request(asked: UncheckedRequest, loaded: LoadedModel, limits: Limits) -> InferRequest:
+def check_request(asked: UncheckedRequest, loaded: LoadedEncoder, limits: Limits) -> InferRequest:
     """Check a request against the model that it is for.
 
     Raises:
@@ -229,7 +232,7 @@ def _texts(tensor: RawTensor, limits: Limits) -> list[str]:
     return check_texts(tensor.data.texts(shape), tensor.data.where, limits)
 
 
-def _tensors(tensors: Mapping[str, RawTensor], loaded: LoadedModel, limits: Limits) -> dict[str, Ids]:
+def _tensors(tensors: Mapping[str, RawTensor], loaded: LoadedEncoder, limits: Limits) -> dict[str, Ids]:
     """The graph's inputs: int64 arrays that fit the signature and each other."""
     specs = loaded.manifest.entry_component.signature.inputs
     sizes: dict[str, int] = {}
@@ -253,7 +256,7 @@ def _tensors(tensors: Mapping[str, RawTensor], loaded: LoadedModel, limits: Limi
 
 
 def _check_shape(
-    tensor: RawTensor, spec: TensorSpec, sizes: dict[str, int], loaded: LoadedModel, limits: Limits
+    tensor: RawTensor, spec: TensorSpec, sizes: dict[str, int], loaded: LoadedEncoder, limits: Limits
 ) -> int:
     """Refuse a shape that does not fit; gives the number of elements."""
     _check_datatype(tensor, spec.dtype)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from device_agent.api.context import Context
     from device_agent.inference.rows import Answer
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
 
 
 @dataclass(kw_only=True)
@@ -97,6 +97,20 @@ class ModelStatistics:
         self.last_inference = int(self._now() * 1e3)
         if answer.runs:
             self._count_runs(answer, rows, output_seconds)
+
+    def generated(self, rows: int, queue_seconds: float, total_seconds: float) -> None:
+        """Count a request for generated text: what is not the wait for a place is taken for the runtime's.
+
+        Args:
+            rows: Sequences.
+            queue_seconds: Until the last of them had a place.
+            total_seconds: From the request's head to the last token.
+        """
+        self.success.add(total_seconds)
+        self.queue.add(queue_seconds)
+        self.compute_infer.add(max(0.0, total_seconds - queue_seconds))
+        self.inference_count += rows
+        self.last_inference = int(self._now() * 1e3)
 
     def _count_runs(self, answer: Answer, rows: int, output_seconds: float) -> None:
         batch_rows = max(answer.batch_rows, rows)
@@ -187,8 +201,7 @@ def model_statistics(context: Context, name: str | None = None, version: str | N
     for live in lives:
         loaded = live.loaded
         counters = context.metrics.statistics.of(loaded)
-        runs = loaded.batcher.state().counts.runs
-        found.append(counters.as_dict(loaded.name, loaded.version, runs=runs, memory_bytes=loaded.memory_bytes))
+        found.append(counters.as_dict(loaded.name, loaded.version, runs=loaded.runs, memory_bytes=loaded.memory_bytes))
     return found
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +13,10 @@ import pytest
 from device_agent.config import AgentConfig, RuntimeConfig
 from device_agent.inference.devices.providers import CPU_PROVIDER, ProviderStatus
 from device_agent.inference.session import Session
-from device_agent.models import loading, memory
-from device_agent.models.engines import likely_variant, open_engine
-from device_agent.models.loading import LoadedModel, load_model, log_kernels
+from device_agent.models import encoders, memory
+from device_agent.models.engines import likely_variant, open_best
+from device_agent.models.loaded import LoadedModel
+from device_agent.models.loading import load_model, log_kernels
 from edgeonnx.bundle import Verifier, open_bundle
 from edgeonnx.errors import (
     GoldenSetError,
@@ -26,6 +29,7 @@ from edgeonnx.errors import (
 from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.selection import DeviceProfile
 from tests.support import bundles
+from tests.support.agent import ROOT, environment
 from tests.support.cpus import profile_of
 from tests.support.tamper import edit_json, relist, replace_asset
 
@@ -58,7 +62,7 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("task", list(Task))
+@pytest.mark.parametrize("task", list(bundles.OUTPUTS))
 def test_a_good_bundle_of_every_task_loads(tmp_path: Path, task: Task) -> None:
     loaded = load(bundles.make_bundle(tmp_path, task))
     assert (loaded.name, loaded.version, loaded.manifest.task) == ("tiny", "1.0.0", task)
@@ -121,14 +125,14 @@ def test_a_tokenizer_that_gives_other_ids_never_serves(tmp_path: Path, monkeypat
 
 def test_a_bundle_that_changes_while_it_loads_never_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundles.make_bundle(tmp_path)
-    prove = loading.prove
+    prove = encoders.prove
 
     def write_meanwhile(*args: object) -> None:
         prove(*args)  # type: ignore[arg-type]
         graph = bundle / "encoder/cpu-fp32/model.onnx"
         graph.write_bytes(graph.read_bytes())
 
-    monkeypatch.setattr(loading, "prove", write_meanwhile)
+    monkeypatch.setattr(encoders, "prove", write_meanwhile)
     with pytest.raises(IntegrityError, match="changed while it was loaded; encoder/cpu-fp32/model"):
         load(bundle)
 
@@ -210,7 +214,7 @@ def test_the_variant_that_takes_a_lost_providers_place_is_hashed_before_it_is_op
     flip(path / "encoder/cpu-fp32/model.onnx")
     bundle = open_bundle(path)
     verifier = Verifier(bundle)
-    engine = open_engine(
+    best = open_best(
         bundle,
         CONFIG,
         WITH_CUDA,
@@ -218,11 +222,11 @@ def test_the_variant_that_takes_a_lost_providers_place_is_hashed_before_it_is_op
         verifier=verifier,
         open_session=FakeSession,  # type: ignore[arg-type]
     )
-    assert engine.variant.name == "cuda-fp32"
+    assert best.opened.variant.name == "cuda-fp32"
     assert "encoder/cpu-fp32/model.onnx" not in verifier.verified
-    assert engine._reopen is not None
+    assert best.reopen is not None
     with pytest.raises(IntegrityError, match="cpu-fp32"):
-        engine._reopen({CUDA: "lost"})
+        best.reopen({CUDA: "lost"})
 
 
 class AnsweringSession(FakeSession):
@@ -239,14 +243,42 @@ class AnsweringSession(FakeSession):
 def test_what_takes_a_lost_providers_place_is_proven_too(tmp_path: Path, error: float, serves: bool) -> None:
     bundle = open_bundle(bundles.make_bundle(tmp_path, providers=(CUDA, CPU_PROVIDER)))
     kind = type("Session", (AnsweringSession,), {"cpu_error": error})
-    engine = open_engine(bundle, CONFIG, WITH_CUDA, profile=GPU_PROFILE, open_session=kind)  # type: ignore[arg-type]
-    assert engine._reopen is not None
+    best = open_best(bundle, CONFIG, WITH_CUDA, profile=GPU_PROFILE, open_session=kind)  # type: ignore[arg-type]
+    assert best.reopen is not None
     if serves:
-        assert engine._reopen({CUDA: "lost"}).variant.name == "cpu-fp32"
+        assert best.reopen({CUDA: "lost"}).variant.name == "cpu-fp32"
         return
     with pytest.raises(SelectionError) as caught:
-        engine._reopen({CUDA: "lost"})
+        best.reopen({CUDA: "lost"})
     assert "golden set" in str(caught.value)
+
+
+def test_onnx_runtime_is_imported_after_numpy_as_a_whole(tmp_path: Path) -> None:
+    """Two threads of an agent that starts import both. ONNX Runtime's library fails on a NumPy that is half there."""
+    program = """
+import sys
+from pathlib import Path
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "onnxruntime":
+            print("numpy" in sys.modules and not getattr(sys.modules["numpy"].__spec__, "_initializing", False))
+from device_agent.config import AgentConfig
+from device_agent.models.loading import load_model
+assert "numpy" not in sys.modules
+sys.meta_path.insert(0, Watch())
+load_model(Path(sys.argv[1]), AgentConfig()).close(5)
+"""
+    bundle = bundles.make_bundle(tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(bundle)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == ["True"]
 
 
 def test_likely_variant(tmp_path: Path) -> None:
@@ -264,7 +296,7 @@ def test_a_model_that_the_budget_has_no_room_for_is_refused_before_it_is_opened(
     monkeypatch.setattr(Session, "__init__", lambda *args, **how: pytest.fail("it was opened"))
     config = AgentConfig(runtime=RuntimeConfig(memory_bytes=10_000))
     with pytest.raises(MemoryBudgetError, match=r"tiny 1\.0\.0, variant cpu-fp32: .* at least") as caught:
-        load(bundles.make_bundle(tmp_path), config, taken_bytes=9_900, beside=beside)
+        load(bundles.make_bundle(tmp_path), config, taken=memory.Taken(now=9_900), beside=beside)
     assert ("a swap needs both versions at once" in str(caught.value)) == (beside is not None)
 
 

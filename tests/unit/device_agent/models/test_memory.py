@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from device_agent.models import memory
-from device_agent.models.memory import NOTHING, Room, Usage, cgroup_free, check_fits, parse_cgroup, parse_usage, room_of
+from device_agent.models.memory import (
+    NOTHING,
+    Room,
+    Taken,
+    Usage,
+    cgroup_free,
+    check_fits,
+    parse_cgroup,
+    parse_usage,
+    room_of,
+)
 from edgeonnx.bundle import open_bundle
 from edgeonnx.errors import MemoryBudgetError
 from tests.support import bundles
@@ -61,21 +71,28 @@ def test_what_a_cgroup_has_left(limit: str, current: str, stat: str, free: int |
 @pytest.mark.parametrize(
     ("limit", "taken", "available", "free"),
     [
-        (None, 500, 300, 300),
-        (None, 500, None, None),
-        (1000, 300, 5000, 700),
-        (1000, 300, None, 700),
-        (1000, 300, 200, 200),  # the operator allows more than there is
-        (1000, 1300, 5000, 0),
+        (None, (500, 0), 300, 300),
+        (None, (500, 0), None, None),
+        (1000, (300, 0), 5000, 700),
+        (1000, (300, 0), None, 700),
+        (1000, (300, 0), 200, 200),  # the operator allows more than there is
+        (1000, (1300, 0), 5000, 0),
+        # What caches may still take is not there for others, whoever set the limit.
+        (None, (500, 100), 300, 200),
+        (None, (500, 400), 300, 0),
+        (1000, (300, 100), 5000, 600),
+        (1000, (300, 100), 650, 550),
     ],
 )
-def test_room(limit: int | None, taken: int, available: int | None, free: int | None) -> None:
-    assert room_of(limit, taken, available).free == free
+def test_room(limit: int | None, taken: tuple[int, int], available: int | None, free: int | None) -> None:
+    assert room_of(limit, Taken(*taken), available).free == free
 
 
 def test_the_reason_names_what_is_short() -> None:
-    assert "runtime.memory_bytes is 1,000" in room_of(1000, 300, 5000).reason
-    assert "the machine" in room_of(1000, 300, 200).reason
+    assert "runtime.memory_bytes is 1,000" in room_of(1000, Taken(300), 5000).reason
+    assert "the machine" in room_of(1000, Taken(300), 200).reason
+    assert "their caches up to 100 more" in room_of(1000, Taken(300, 100), 5000).reason
+    assert "beside 100 bytes for caches" in room_of(None, Taken(300, 100), 200).reason
 
 
 def test_what_fits_is_let_through() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from device_agent.config import AgentConfig
+from device_agent.models import memory, registry
+from device_agent.models.memory import NOTHING_TAKEN, Taken
 from device_agent.models.registry import LiveModel, ModelEntry, Models, ModelState
 from device_agent.models.states import TRANSITIONS, Record
 from edgeonnx.bundle import identify
@@ -34,7 +36,7 @@ CLOSED: list[str] = []
 class FakeModel:
     """What `Models` needs of a loaded model."""
 
-    memory_bytes = 100
+    memory_bytes = reserved_bytes = 100
 
     def __init__(self, path: Path) -> None:
         self.name, self.version, digest = identify(path)
@@ -55,7 +57,7 @@ class Loader:
     """Loads fakes; each load waits until the test lets it go on, where it is `held`."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, int, str | None]] = []
+        self.calls: list[tuple[str, Taken, str | None]] = []
         self.failures: dict[str, Exception] = {}
         self.held = False
         self.begun = threading.Event()
@@ -67,14 +69,14 @@ class Loader:
         path: Path,
         config: AgentConfig,
         *,
-        taken_bytes: int = 0,
+        taken: Taken = NOTHING_TAKEN,
         beside: str | None = None,
         gently: bool = False,
     ) -> FakeModel:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            self.calls.append((path.name, taken_bytes, beside))
+            self.calls.append((path.name, taken, beside))
             self.begun.set()
             if self.held:
                 assert self.go_on.wait(5)
@@ -177,7 +179,7 @@ def test_before_the_start_nothing_serves(repository: Path) -> None:
 def test_the_bundles_of_the_start_serve(play) -> None:
     async def scenario(models: Models, loader: Loader) -> None:
         assert (models.ready, models.state, models.memory_bytes, models.loads) == (True, "ready", 200, 2)
-        assert loader.calls == [("tiny-1", 0, None), ("other-1", 100, None)]
+        assert loader.calls == [("tiny-1", NOTHING_TAKEN, None), ("other-1", Taken(100), None)]
         assert models.find("other").loaded.name == "other"
         assert models.find().loaded.name == "tiny"
         assert models.find("tiny", "1") is models.find("tiny", "") is models.find()
@@ -280,6 +282,41 @@ def test_the_first_bundle_may_be_loading_already_and_is_not_held_by_that(reposit
     asyncio.run(scenario())
 
 
+def test_memory_is_given_back_once_more_when_the_last_request_is_wholly_over(
+    play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its task still holds when it answers is let go by the garbage collector alone, where it is in a cycle."""
+    given: list[str] = []
+    monkeypatch.setattr(memory, "give_back", lambda: given.append("back"))
+    monkeypatch.setattr(registry, "SETTLE_SECONDS", 0.02)
+
+    async def scenario(models: Models, loader: Loader) -> None:
+        await models.unload("tiny")
+        assert given == ["back"]
+        async with asyncio.timeout(5):
+            while len(given) < 2:
+                await asyncio.sleep(0.005)
+
+    play(scenario, "tiny-1")
+
+
+def test_caches_that_are_about_to_go_are_no_hindrance_to_what_replaces_them(
+    play, repository: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a model may come to take is reserved for it, but not in a swap: its caches grow no more then."""
+    monkeypatch.setattr(FakeModel, "reserved_bytes", 900)
+
+    async def scenario(models: Models, loader: Loader) -> None:
+        await models.load("other")
+        assert loader.calls[-1] == ("other-1", Taken(100, 800), None)
+        shutil.copytree(made / "tiny-2", repository / "tiny-2")
+        await models.load("tiny")
+        assert loader.calls[-1] == ("tiny-2", Taken(200, 800), "tiny 1")
+        assert models.memory_bytes >= 1800
+
+    play(scenario, "tiny-1")
+
+
 def test_a_swap_takes_the_newest_version_and_closes_the_old_one_after_its_last_request(
     play, repository: Path, made: Path
 ) -> None:
@@ -289,7 +326,7 @@ def test_a_swap_takes_the_newest_version_and_closes_the_old_one_after_its_last_r
         old = models.find("tiny")
         with old.use() as loaded:
             await models.load("tiny")
-            assert loader.calls[-1] == ("tiny-10", 100, "tiny 1")
+            assert loader.calls[-1] == ("tiny-10", Taken(100), "tiny 1")
             assert models.find("tiny").loaded.version == "10"
             await asyncio.sleep(0.02)
             assert not loaded.closed

@@ -21,7 +21,7 @@ from tests.support import bundles
 class Fake:
     """What the registry needs of a loaded model."""
 
-    memory_bytes = 100
+    memory_bytes = reserved_bytes = 100
 
     def __init__(self, path: Path) -> None:
         self.name, self.version, digest = identify(path)

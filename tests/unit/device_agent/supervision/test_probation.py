@@ -35,6 +35,22 @@ CASES = {
     "too slow for a moment": (KNOWN, Seen(seconds=LATENCY_SECONDS - 0.1, requests=50, median=0.031), WAIT),
     "too slow, the one before is not known": (Baseline(), Seen(seconds=60.0, requests=50, median=9.0), WAIT),
     "slower by less than can be told": (Baseline(median=0.0001), Seen(seconds=60.0, requests=50, median=0.001), WAIT),
+    "first tokens come too late": (
+        Baseline(first_token=0.2, each_token=0.01),
+        Seen(seconds=60.0, requests=20, first_token=0.61, each_token=0.01),
+        ROLL_BACK,
+    ),
+    "tokens come too slowly": (
+        Baseline(first_token=0.2, each_token=0.01),
+        Seen(seconds=60.0, requests=20, first_token=0.2, each_token=0.031),
+        ROLL_BACK,
+    ),
+    "tokens come a little more slowly": (
+        Baseline(first_token=0.2, each_token=0.01),
+        Seen(seconds=60.0, requests=20, first_token=0.6, each_token=0.03),
+        WAIT,
+    ),
+    "it generates, the one before did not": (KNOWN, Seen(seconds=60.0, requests=20, first_token=9.0), WAIT),
     "slow at the last moment": (KNOWN, Seen(seconds=600.0, requests=20, median=0.031), ROLL_BACK),
     "busy": (KNOWN, Seen(seconds=60.0, idle_seconds=HUNG_SECONDS - 0.1), WAIT),
     "hung": (KNOWN, Seen(seconds=60.0, idle_seconds=HUNG_SECONDS), ROLL_BACK),

@@ -20,6 +20,7 @@ from device_agent.supervision.installation import Installation
 from device_agent.supervision.probation import HUNG_SECONDS
 from device_agent.supervision.supervisor import RETRY_SECONDS, Supervisor
 from device_agent.supervision.view import updates_view
+from device_agent.systemd import Work
 from device_agent.update.reports import Status, write_status
 from edgeonnx.bundle import identify
 from edgeonnx.errors import (
@@ -44,16 +45,16 @@ CONFIG = UpdateConfig(probation_seconds=600.0, probation_requests=10, interval_s
 class FakeModel:
     """What the registry and the supervisor need of a loaded model."""
 
-    memory_bytes = 100
+    memory_bytes = reserved_bytes = 100
 
     def __init__(self, path: Path) -> None:
         self.name, self.version, digest = identify(path)
         self.bundle = SimpleNamespace(digest=digest, root=path.resolve())
         self.counts = SimpleNamespace(runs=0, failed=0)
         self.rows = 0
-        self.batcher = SimpleNamespace(
-            state=lambda: SimpleNamespace(rows=self.rows, running_tokens=0, counts=self.counts)
-        )
+
+    def work(self) -> Work:
+        return Work(busy=bool(self.rows), finished=self.counts.runs + self.counts.failed)
 
     def changed_files(self) -> tuple[str, ...]:
         return ()

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from device_agent.api.monitoring.generation import Generated
 from device_agent.supervision.probation import Baseline
 from device_agent.supervision.watch import KEPT, Progress, Requests, Watch
+from device_agent.systemd import Work
 
 
 def loaded(digest: str) -> Any:
@@ -19,7 +21,7 @@ def test_the_median_is_of_the_last_answers_alone() -> None:
         requests.answered(9.0)
     for _ in range(KEPT):
         requests.answered(1.0)
-    assert requests.median() == 1.0
+    assert requests.seen(seconds=1.0, last=5, idle_seconds=0.0).median == 1.0
     assert requests.requests == 2 * KEPT
 
 
@@ -61,17 +63,34 @@ def test_versions_are_apart_and_those_that_are_gone_are_forgotten() -> None:
 
 
 def test_progress() -> None:
-    counts = SimpleNamespace(runs=0, failed=0)
-    state = SimpleNamespace(rows=0, running_tokens=0, counts=counts)
-    model: Any = SimpleNamespace(batcher=SimpleNamespace(state=lambda: state))
+    work = Work(busy=False, finished=0)
+    model: Any = SimpleNamespace(work=lambda: work)
     progress = Progress(0.0)
     assert progress.look(model, 5.0) == 0.0  # idle
-    state.rows = 1
+    work = Work(busy=True, finished=0)
     assert progress.look(model, 7.0) == pytest.approx(2.0)
-    state.rows, state.running_tokens = 0, 9
     assert progress.look(model, 9.0) == pytest.approx(4.0)
-    counts.runs = 1
+    work = Work(busy=True, finished=1)
     assert progress.look(model, 10.0) == 0.0
-    # A model whose runs all fail is not hung.
-    counts.failed = 1
-    assert progress.look(model, 30.0) == 0.0
+    assert progress.look(model, 30.0) == pytest.approx(20.0)
+
+
+def sequence(first: float | None, tokens: int = 11) -> Generated:
+    return Generated(prompt_tokens=5, completion_tokens=tokens, queue=0.5, first=first, total=(first or 0.0) + 1.0)
+
+
+def test_of_generated_text_the_first_token_and_each_further_one_are_timed() -> None:
+    watch = Watch()
+    for _ in range(3):
+        watch.generated(loaded("a"), sequence(0.7))
+    watch.generated(loaded("a"), sequence(0.9, tokens=1))
+    watch.generated(loaded("a"), sequence(None, tokens=0))
+    seen = watch.of("a").seen(seconds=1.0, last=5, idle_seconds=0.0)
+    assert (seen.requests, seen.faults, seen.median) == (5, 0, None)
+    assert seen.first_token == pytest.approx(0.2)  # without the wait for a place
+    assert seen.each_token == pytest.approx(0.1)
+    baseline = watch.of("a").baseline(4)
+    assert baseline.first_token == pytest.approx(0.2)
+    assert baseline.each_token is None  # only three of the five had a second token
+    watch.faulted(loaded("a"))
+    assert watch.of("a").baseline(4).faults == pytest.approx(1 / 6)

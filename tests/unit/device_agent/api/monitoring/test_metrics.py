@@ -24,7 +24,8 @@ from device_agent.api.monitoring.metrics import (
 from device_agent.api.monitoring.updates import UpdatesView
 from device_agent.config import AgentConfig, RuntimeConfig
 from device_agent.inference.rows import Answer
-from device_agent.models.loading import LoadedModel, load_model
+from device_agent.models.loaded import LoadedModel
+from device_agent.models.loading import load_model
 from device_agent.models.registry import Models
 from edgeonnx import errors
 from edgeonnx.spec.manifest import Task
@@ -287,10 +288,11 @@ def test_memory_of_the_machine() -> None:
     assert parse_memory("") is None
 
 
-def test_the_documentation_lists_exactly_these_metrics(loaded: LoadedModel) -> None:
+def test_the_documentation_lists_exactly_these_metrics(loaded: LoadedModel, loaded_models: LoadTiny) -> None:
+    generating = loaded_models(Task.TEXT_GENERATION, "chatty")
     page = Path(__file__).parents[5] / "docs" / "operations.md"
     listed = re.findall(r"^\| `((?:nv|edgeonnx)_\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     metrics = Metrics()
     metrics.updates = lambda: UpdatesView(enrolled=True, running=False, checked_at=1.0)
-    found = re.findall(r"^# TYPE ((?:nv|edgeonnx)_\w+) ", rendered(metrics, loaded), re.MULTILINE)
+    found = re.findall(r"^# TYPE ((?:nv|edgeonnx)_\w+) ", rendered(metrics, loaded, generating), re.MULTILINE)
     assert sorted(listed) == sorted(found)

@@ -37,7 +37,7 @@ def outputs(response) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("task", [task for task in Task if not task.takes_pairs])
+@pytest.mark.parametrize("task", [task for task in bundles.OUTPUTS if not task.takes_pairs])
 def test_text_and_its_tensors_give_the_same_answer_for_every_task(connect, task: Task) -> None:
     client = connect(task)
     from_text = outputs(infer(client, [text_input(["the cat", "hello world !"])]))
