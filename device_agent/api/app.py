@@ -23,6 +23,7 @@ from device_agent.api import open_inference, openai, tei
 from device_agent.api.context import STARTED, Context
 from device_agent.api.edge.auth import ADMIN_PREFIX, Guard
 from device_agent.api.edge.errors import on_error, on_http_exception
+from device_agent.api.generation.routes import chat_completions, completions
 from device_agent.api.monitoring.metrics import CONTENT_TYPE, Metrics
 from device_agent.api.monitoring.status import STATUS_ROUTES
 from device_agent.api.monitoring.telemetry import traced
@@ -220,12 +221,16 @@ async def _metrics(context: Context, _request: Request) -> Response:
     return Response(context.metrics.render(context.models), media_type=CONTENT_TYPE)
 
 
-DIRECT = frozenset({"/v1/embeddings", "/embed", "/rerank", "/classify", "/predict"})
+DIRECT = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/embed", "/rerank", "/classify", "/predict"}
+)
 """Paths for inference that go straight to their handlers; see `Direct`."""
 
 # The routes that carry the load come first: the router tries them in order.
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/embeddings", inferring(openai.prepare_embeddings)),
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
     *open_inference.ROUTES,
     ("GET", "/metrics", _metrics),
     ("GET", "/v1/models", _models),

@@ -17,6 +17,7 @@ from device_agent.api.monitoring.telemetry import SPAN, stage
 from device_agent.config import usable_cpus
 from device_agent.inference.rows import numbers_per_row
 from device_agent.logs import FACTS, note
+from device_agent.models.loaded import LoadedEncoder, encoder_of
 from edgeonnx.errors import (
     ClientGoneError,
     DeadlineExceededError,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from device_agent.config import AgentConfig
     from device_agent.inference.queue.tickets import Ticket
     from device_agent.inference.rows import Answer, Rows
-    from device_agent.models.loading import LoadedModel
     from device_agent.models.registry import LiveModel, Models
 
     Prepare = Callable[["Context", Request, bytes], "Job"]
@@ -162,6 +162,8 @@ class Context:
         if len(candidates) != 1 or b"timeout" in data:
             return  # the model's name, or the time, is in the body
         loaded = candidates[0].loaded
+        if not isinstance(loaded, LoadedEncoder):
+            return  # `prepare` says which routes are for it
         try:
             loaded.batcher.check_chance(self.config.queue.deadline_seconds)
         except OverloadedError as error:
@@ -169,7 +171,8 @@ class Context:
             raise
 
     async def _serve(self, job: Job, *, arrived: float, started: float, request: Request | None = None) -> _Served:
-        with job.live.use() as loaded:
+        with job.live.use() as model:
+            loaded = encoder_of(model)
             try:
                 answer = await self._answer(job, loaded, arrived, request)
                 answered = time.perf_counter()
@@ -186,7 +189,7 @@ class Context:
                 _record(request.scope, loaded, answer, arrived)
         return _Served(answer, rendered, now - started)
 
-    async def _answer(self, job: Job, loaded: LoadedModel, arrived: float, request: Request | None) -> Answer:
+    async def _answer(self, job: Job, loaded: LoadedEncoder, arrived: float, request: Request | None) -> Answer:
         queue = self.config.queue
         seconds = min(job.seconds or queue.deadline_seconds, queue.max_deadline_seconds)
         rows, tokenize_seconds = await self._rows(job, loaded, seconds)
@@ -212,7 +215,7 @@ class Context:
         answer.tokenize_seconds = tokenize_seconds
         return answer
 
-    async def _rows(self, job: Job, loaded: LoadedModel, seconds: float) -> tuple[Rows, float]:
+    async def _rows(self, job: Job, loaded: LoadedEncoder, seconds: float) -> tuple[Rows, float]:
         """The request's rows, and the seconds that tokenizing took."""
         if job.rows is not None:
             return job.rows, 0.0
@@ -245,7 +248,7 @@ def _too_late(seconds: float) -> DeadlineExceededError:
     return DeadlineExceededError("the answer was not ready in time", expected=f"at most {seconds:.3g} s")
 
 
-def _record(scope: MutableMapping[str, Any], loaded: LoadedModel, answer: Answer, arrived: float) -> None:
+def _record(scope: MutableMapping[str, Any], loaded: LoadedEncoder, answer: Answer, arrived: float) -> None:
     """Tell the trace and the access line, where there are any, what a request took."""
     if SPAN in scope:
         at = arrived
@@ -294,7 +297,7 @@ async def _await_unless_gone(request: Request, ticket: Ticket) -> Answer:
         left.cancel()
 
 
-def check_answer_size(rows: Rows, outputs: Sequence[str] | None, loaded: LoadedModel, limit: int) -> None:
+def check_answer_size(rows: Rows, outputs: Sequence[str] | None, loaded: LoadedEncoder, limit: int) -> None:
     """Refuse a request whose answer would be too large.
 
     Raises:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from device_agent.inference.rows import TextRows
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedEncoder
 
     Side = Literal["left", "right"]
 
@@ -36,7 +36,9 @@ class Cut:
     side: Side | None = None
 
 
-def cut_rows(loaded: LoadedModel, texts: Sequence[str], pairs: Sequence[str] | None, cut: Cut, where: str) -> TextRows:
+def cut_rows(
+    loaded: LoadedEncoder, texts: Sequence[str], pairs: Sequence[str] | None, cut: Cut, where: str
+) -> TextRows:
     """Tokenize as a request wants it.
 
     Args:

@@ -35,6 +35,7 @@ from device_agent.api.tasks import (
     optional_text,
     texts_or_tokens,
 )
+from device_agent.models.loaded import encoder_of
 from edgeonnx.errors import InvalidRequestError
 from edgeonnx.spec.manifest import Task
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from device_agent.api.context import Context
     from device_agent.config import Limits
     from device_agent.inference.rows import Answer
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedEncoder, LoadedModel
 
 ENCODINGS = ("float", "base64")
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
@@ -63,7 +64,7 @@ class EmbeddingsRequest:
     input: TextsOrTokens
 
 
-def parse_embeddings(body: dict[str, object], loaded: LoadedModel, limits: Limits) -> EmbeddingsRequest:
+def parse_embeddings(body: dict[str, object], loaded: LoadedEncoder, limits: Limits) -> EmbeddingsRequest:
     """Check the body of an embeddings request.
 
     Raises:
@@ -112,7 +113,7 @@ def prepare_embeddings(context: Context, request: Request, data: bytes) -> Job:
     """
     body = parse_object(data)
     live = model_for(context.models, of_type(required(body, "model"), str, "model"), Task.EMBEDDING)
-    loaded = live.loaded
+    loaded = encoder_of(live.loaded)
     asked = parse_embeddings(body, loaded, context.config.limits)
     tokens = asked.input.tokens
     return Job(

@@ -20,6 +20,7 @@ from device_agent.api.edge.body import (
     of_type,
 )
 from device_agent.api.open_inference.response import check_finite
+from device_agent.models.loaded import LoadedDecoder, LoadedEncoder, encoder_of
 from edgeonnx.errors import InvalidRequestError, ModelNotFoundError, RequestTooLargeError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from device_agent.config import Limits
     from device_agent.inference.rows import Answer
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
     from device_agent.models.registry import LiveModel, Models
     from edgeonnx.spec.manifest import Task
 
@@ -76,6 +77,8 @@ def check_task(loaded: LoadedModel, *tasks: Task) -> None:
         InvalidRequestError: It is.
     """
     if loaded.manifest.task not in tasks:
+        if isinstance(loaded, LoadedDecoder):
+            encoder_of(loaded)
         raise InvalidRequestError(
             "this model does not serve this route",
             where="model",
@@ -142,7 +145,7 @@ class TextsOrTokens:
     tokens: list[list[int]] | None = None
 
 
-def texts_or_tokens(value: object, where: str, loaded: LoadedModel, limits: Limits) -> TextsOrTokens:
+def texts_or_tokens(value: object, where: str, loaded: LoadedEncoder, limits: Limits) -> TextsOrTokens:
     """Check an input that is a text, a list of texts, a list of token ids, or a list of such lists.
 
     The first element tells which; every other one must be like it.
@@ -177,7 +180,7 @@ def texts_or_tokens(value: object, where: str, loaded: LoadedModel, limits: Limi
     )
 
 
-def _tokens(row: list[int], where: str, loaded: LoadedModel) -> list[int]:
+def _tokens(row: list[int], where: str, loaded: LoadedEncoder) -> list[int]:
     """One row of token ids."""
     if not row:
         raise InvalidRequestError("is empty", where=where, expected="at least one token id")

@@ -42,6 +42,7 @@ from device_agent.api.tasks import (
     optional_text,
     texts_or_tokens,
 )
+from device_agent.models.loaded import encoder_of
 from edgeonnx import __version__
 from edgeonnx.errors import InvalidRequestError, RequestTooLargeError
 from edgeonnx.spec.manifest import Task
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from device_agent.api.cutting import Side
     from device_agent.config import AgentConfig, Limits
     from device_agent.inference.rows import Answer
-    from device_agent.models.loading import LoadedModel
+    from device_agent.models.loaded import LoadedModel
 
 CUT_FIELDS = ("truncate", "truncation_direction")
 RERANK_FIELDS = ("query", "texts", "raw_scores", "return_text", *CUT_FIELDS, "model")
@@ -78,7 +79,7 @@ def prepare_rerank(context: Context, _request: Request, data: bytes) -> Job:
     """
     body = parse_object(data)
     live = model_for(context.models, optional_text(body, "model"), Task.TEXT_RANKING)
-    loaded, limits = live.loaded, context.config.limits
+    loaded, limits = encoder_of(live.loaded), context.config.limits
     _check_single_score(loaded)
     check_fields(body, RERANK_FIELDS)
     query = one_text(required(body, "query"), "query", limits)
@@ -158,7 +159,7 @@ def prepare_classify(context: Context, _request: Request, data: bytes) -> Job:
     """
     body = parse_object(data)
     live = model_for(context.models, optional_text(body, "model"), *CLASSIFIERS)
-    loaded = live.loaded
+    loaded = encoder_of(live.loaded)
     check_fields(body, CLASSIFY_FIELDS)
     inputs = required(body, "inputs")
     texts, pairs = _texts_and_pairs(inputs, context.config.limits)
@@ -234,7 +235,7 @@ def prepare_embed(context: Context, _request: Request, data: bytes) -> Job:
     """
     body = parse_object(data)
     live = model_for(context.models, optional_text(body, "model"), Task.EMBEDDING)
-    loaded = live.loaded
+    loaded = encoder_of(live.loaded)
     check_fields(body, EMBED_FIELDS)
     _check_prompt(body)
     inputs = texts_or_tokens(required(body, "inputs"), "inputs", loaded, context.config.limits)
@@ -281,7 +282,7 @@ def prepare_similarity(context: Context, _request: Request, data: bytes) -> Job:
     return Job(
         live=live,
         texts=texts,
-        tokenize=partial(cut_rows, live.loaded, texts, None, _cut(parameters, "parameters."), "inputs"),
+        tokenize=partial(cut_rows, encoder_of(live.loaded), texts, None, _cut(parameters, "parameters."), "inputs"),
         outputs=(EMBEDDING,),
         render=lambda answer: Rendered(data=render_similarities(answer)),
     )
@@ -319,7 +320,12 @@ def _check_prompt(fields: dict[str, object], where: str = "") -> None:
 
 
 def info(loaded: LoadedModel, config: AgentConfig) -> dict[str, object]:
-    """The answer of `/info`, as far as an agent has what it asks for."""
+    """The answer of `/info`, as far as an agent has what it asks for.
+
+    Raises:
+        InvalidRequestError: The model generates text.
+    """
+    encoder_of(loaded)
     manifest = loaded.manifest
     return {
         "model_id": manifest.name,

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from device_agent.api.schema.document import openapi_json
 from device_agent.config import AgentConfig, Limits
 from edgeonnx.spec.manifest import Task
-from tests.support import bundles
+from tests.support import bundles, decoders
 from tests.support.agent import Agent
 
 LONG = "EDGEONNX_FUZZ_EXAMPLES" in os.environ
@@ -35,7 +35,14 @@ MODELS = {
     "classifier": Task.TEXT_CLASSIFICATION,
     "tagger": Task.TOKEN_CLASSIFICATION,
 }
-FITTING = {"/rerank": "ranker", "/classify": "classifier", "/predict": "classifier"}
+GENERATOR = "tiny-lm"
+FITTING = {
+    "/rerank": "ranker",
+    "/classify": "classifier",
+    "/predict": "classifier",
+    "/v1/chat/completions": GENERATOR,
+    "/v1/completions": GENERATOR,
+}
 LIMITS = {"max_texts": 8, "max_text_characters": 40, "max_json_numbers": 64}
 """Small ones, so that requests beyond them are small too."""
 DOCUMENT = json.loads(openapi_json(AgentConfig(limits=Limits(**LIMITS))))
@@ -58,6 +65,7 @@ schema = load()
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     folder = tmp_path_factory.mktemp("schemathesis")
     first, *others = (bundles.make_bundle(folder, task, name=name) for name, task in MODELS.items())
+    others.append(decoders.make_decoder_bundle(folder, name=GENERATOR))
     limits = folder / "agent.toml"
     limits.write_text("[limits]\n" + "".join(f"{name} = {value}\n" for name, value in LIMITS.items()))
     more = ["--config", str(limits)] + [argument for bundle in others for argument in ("--bundle", str(bundle))]
@@ -97,7 +105,7 @@ def test_the_agent_keeps_its_document(case: schemathesis.Case, agent: Agent, ses
 def test_the_agent_is_as_it_was(agent: Agent, session: requests.Session) -> None:
     """Runs last in this file: nothing was unloaded, nothing failed, and a good request is answered."""
     names = [model["id"] for model in session.get(f"{agent.url}/v1/models", timeout=5).json()["data"]]
-    assert names == list(MODELS)
+    assert names == [*MODELS, GENERATOR]
     assert session.get(f"{agent.url}/openapi.json", timeout=5).json() == DOCUMENT
     good = session.post(f"{agent.url}/embed", json={"inputs": "the cat"}, timeout=5)
     assert good.status_code == 200

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from device_agent.api.edge.body import read_body
 from device_agent.api.edge.errors import answer_error
-from device_agent.api.edge.exchange import exchange
+from device_agent.api.edge.exchange import Exchange, exchange
 from device_agent.api.edge.protocol import http_protocol
 from device_agent.config import AgentConfig, Limits, ServerConfig
 from edgeonnx.errors import EdgeOnnxError
@@ -48,7 +48,7 @@ class Edge:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        """Read the body and say how long it was; `/early` answers before it reads."""
+        """Read the body and say how long it was; `/early` answers before it reads, `/stream` and `/quiet` stream."""
         request = Request(scope, receive)
         path = scope["path"]
         known = exchange(scope)
@@ -64,10 +64,24 @@ class Edge:
             await answer_error(path, error)(scope, receive, send)
             return
         self.seen.append((path, len(body)))
+        if path in ("/stream", "/quiet"):
+            await self._stream(path, known, send)
+            return
         names = sorted(name.decode() for name, _ in scope["headers"])
         size = int(scope["query_string"] or 0)
         content = orjson.dumps({"path": path, "length": len(body), "headers": names, "pad": "x" * size})
         await Response(content, media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, path: str, known: Exchange | None, send: Any) -> None:
+        """As fast as the client reads and for as long as it stays; or one piece, a silence, and one more."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        while path == "/stream" and known is not None and not known.gone:
+            await send({"type": "http.response.body", "body": b"x" * 8192, "more_body": True})
+            await asyncio.sleep(0)
+        while path == "/quiet" and not self.hold.is_set():
+            await asyncio.sleep(0.005)
+        await send({"type": "http.response.body", "body": b"last", "more_body": False})
 
     def connect(self) -> socket.socket:
         """A connection to it."""

@@ -17,7 +17,7 @@ import logging
 import math
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -27,6 +27,7 @@ from starlette.responses import Response
 from edgeonnx.errors import (
     BundleError,
     ClientGoneError,
+    ContextLengthError,
     DeadlineExceededError,
     EdgeOnnxError,
     ForbiddenError,
@@ -101,6 +102,7 @@ class Kind:
 
 KINDS: dict[type[EdgeOnnxError], Kind] = {
     InvalidRequestError: Kind(status=400),
+    ContextLengthError: Kind(status=400, openai_code="context_length_exceeded"),
     UnauthorizedError: Kind(status=401, openai_code="invalid_api_key", grpc_code="UNAUTHENTICATED"),
     ForbiddenError: Kind(status=403, openai_code="permission_denied", grpc_code="PERMISSION_DENIED"),
     ModelNotFoundError: Kind(status=404, openai_code="model_not_found", grpc_code="NOT_FOUND"),
@@ -222,20 +224,30 @@ def answer_error(path: str, error: Exception) -> Response:
     """Any exception as a response; only the text of our own errors is shown."""
     kind = kind_of(error)
     headers = error_headers(error, kind)
+    return Response(error_event(path, error), status_code=kind.status, media_type="application/json", headers=headers)
+
+
+def error_event(path: str, error: Exception) -> bytes:
+    """Any exception as the JSON body of an error, also where the answer has begun; as `answer_error` shows it."""
+    kind = kind_of(error)
     if isinstance(error, EdgeOnnxError) and kind is not INTERNAL:
-        return answer(path, str(error), kind, error.where, headers)
-    message = "the client left" if kind is not INTERNAL else INTERNAL_MESSAGE
-    return answer(path, message, kind, headers=headers)
+        return error_body(path, str(error), kind, error.where)
+    return error_body(path, "the client left" if kind is not INTERNAL else INTERNAL_MESSAGE, kind)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Answer any exception that a handler raised, and log those that are the agent's fault."""
+    log_fault(request.scope, error)
+    return answer_error(request.url.path, error)
+
+
+def log_fault(scope: Mapping[str, Any], error: Exception) -> None:
+    """Log an exception if it is the agent's fault."""
     kind = kind_of(error)
     if kind is INTERNAL:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
     elif kind.fault:
-        logger.error("%s %s: %s", request.method, request.url.path, error)
-    return answer_error(request.url.path, error)
+        logger.error("%s %s: %s", scope["method"], scope["path"], error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

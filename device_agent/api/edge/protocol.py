@@ -8,8 +8,9 @@ has no answer in our form. Added here:
   chunks bring extensions or trailers. At most `MAX_PIPELINED` requests wait on one connection.
 - **Time.** The head must arrive within `server.header_seconds` from the connection's start or from its first byte
   (408; a connection on which nothing ever came is closed without a word). What is left of a body after its answer may
-  take `server.body_seconds`, and so may an answer that its client does not read. One timer for all connections looks
-  at their deadlines; a request costs no timer.
+  take `server.body_seconds`, and a connection whose client reads nothing of what waits for it for so long is cut. A
+  stream may be silent for as long as it likes, and a client may read it as slowly as it likes, if it reads. One timer
+  for all connections looks at their deadlines; a request costs no timer.
 - **Number.** Above `server.max_connections`, a new connection gets 503 and is closed.
 - **Smuggling.** What two servers could read differently is refused: `Transfer-Encoding` other than exactly `chunked`,
   or in HTTP/1.0; no `Host`, or two; HTTP/0.9. Trailers are dropped: they never become headers.
@@ -36,6 +37,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from device_agent.api.edge.exchange import EXTENSION, Exchange
+from device_agent.api.edge.reading import Reading, acknowledged_bytes
 from device_agent.api.edge.refusals import (
     BAD_REQUEST,
     CUT_SHORT,
@@ -158,8 +160,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._deadline: float | None = None  # for the head, the rest of a body, or the end of a refused connection
         self._refusal: Refusal | None = None  # set once: nothing of what follows is read
         self._refused = False  # the refusal is written
-        self._unwritten = 0  # bytes that waited for the client when the watch looked last
-        self._stuck_since: float | None = None
+        self._reading = Reading(self.settings.body_seconds)
 
     # The connection's life
 
@@ -208,11 +209,9 @@ class EdgeProtocol(HttpToolsProtocol):
     def check_time(self, now: float) -> None:
         """End the connection if a deadline has passed; called by the watch."""
         waiting = self.transport.get_write_buffer_size()
-        if waiting == 0 or waiting < self._unwritten or self._stuck_since is None:
-            self._stuck_since = now if waiting else None
-        elif now - self._stuck_since > self.settings.body_seconds:
+        # Nearly always nothing waits, and then the kernel need not be asked.
+        if self._reading.stuck(now, waiting, acknowledged_bytes(self.transport) if waiting else 0):
             self.transport.abort()
-        self._unwritten = waiting
         if self._deadline is None or now < self._deadline:
             return
         self._deadline = None

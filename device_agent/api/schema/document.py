@@ -66,7 +66,8 @@ def _description(config: AgentConfig) -> str:
         f"A body may have {limits.max_body_bytes:,} bytes, also after decompression (gzip, deflate), and a request "
         f"{limits.max_texts:,} texts of {limits.max_text_characters:,} characters each or {limits.max_json_numbers:,} "
         f"numbers; an answer has at most {limits.max_answer_numbers:,} numbers. A request takes at most "
-        f"{queue.deadline_seconds:g} s, or as long as it says itself, up to {queue.max_deadline_seconds:g} s."
+        f"{queue.deadline_seconds:g} s, or as long as it says itself, up to {queue.max_deadline_seconds:g} s; one for "
+        f"generated text {config.generation.deadline_seconds:g} s."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from device_agent.api.schema.generation import chat_request, completion_request
 from device_agent.config import Limits
 
 TOKEN_IDS = 2**31
@@ -233,6 +234,8 @@ class Empty(Open):
 class RequestModels:
     """The classes of the requests; they differ with the limits."""
 
+    chat: type[BaseModel]
+    completion: type[BaseModel]
     embeddings: type[BaseModel]
     infer: type[BaseModel]
     rerank: type[BaseModel]
@@ -330,6 +333,8 @@ def request_models(limits: Limits) -> RequestModels:
         parameters: dict[str, Any] | None = None
 
     return RequestModels(
+        chat=chat_request(limits),
+        completion=completion_request(limits),
         embeddings=EmbeddingsRequest,
         infer=InferRequest,
         rerank=RerankRequest,

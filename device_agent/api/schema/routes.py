@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from device_agent.api.schema import generation
 from device_agent.api.schema import models as shapes
 from edgeonnx.errors import (
     BundleError,
@@ -90,6 +91,7 @@ class Operation:
 
 V1, V2, TEI, AGENT = "OpenAI", "Open Inference Protocol", "text-embeddings-inference", "agent"
 BINARY = "application/octet-stream"
+STREAM = "text/event-stream"
 LABELS = list[shapes.Prediction] | list[list[shapes.Prediction]]
 
 
@@ -122,6 +124,15 @@ def _refused(path: str, what: str) -> tuple[Operation, Operation]:
 
 
 OPERATIONS: tuple[Operation, ...] = (
+    _post(
+        "/v1/chat/completions",
+        V1,
+        "The next message of a conversation",
+        "chat",
+        generation.ChatCompletion,
+        media=STREAM,
+    ),
+    _post("/v1/completions", V1, "Continuations of prompts", "completion", generation.Completion, media=STREAM),
     _post("/v1/embeddings", V1, "Embeddings of texts or token ids", "embeddings", shapes.EmbeddingsResponse),
     _get("/v1/models", V1, "The models that serve", shapes.ModelList),
     _get("/v1/models/{id}", V1, "One model", shapes.Model),

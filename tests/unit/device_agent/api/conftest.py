@@ -7,10 +7,12 @@ from starlette.testclient import TestClient
 
 from device_agent.api.app import create_app
 from device_agent.config import AgentConfig, Limits, RuntimeConfig
-from device_agent.models.loading import LoadedModel, load_model
+from device_agent.models.loaded import LoadedModel
+from device_agent.models.loading import load_model
 from device_agent.models.registry import Models
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
+from tests.support.decoders import make_decoder_bundle
 
 Connect = Callable[..., TestClient]
 LoadTiny = Callable[..., LoadedModel]
@@ -25,7 +27,9 @@ def loaded_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadTiny
     def load(task: Task = Task.EMBEDDING, name: str = "tiny") -> LoadedModel:
         if (task, name) not in cache:
             folder = tmp_path_factory.mktemp("api")
-            cache[task, name] = load_model(bundles.make_bundle(folder, task, name=name), config)
+            generates = task is Task.TEXT_GENERATION
+            path = make_decoder_bundle(folder, name=name) if generates else bundles.make_bundle(folder, task, name=name)
+            cache[task, name] = load_model(path, config)
         return cache[task, name]
 
     yield load

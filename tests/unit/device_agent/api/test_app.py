@@ -67,7 +67,7 @@ def test_an_unknown_route(connect, path: str) -> None:
 
 
 def test_an_unknown_route_of_openai(connect) -> None:
-    response = connect().post("/v1/completions", json={})
+    response = connect().post("/v1/images/generations", json={})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "unknown_url"
 

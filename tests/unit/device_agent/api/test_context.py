@@ -21,6 +21,8 @@ from device_agent.api.edge.exchange import EXTENSION, Exchange
 from device_agent.config import AgentConfig, Limits, QueueConfig
 from device_agent.inference.queue.batcher import Batcher
 from device_agent.inference.rows import Answer, TokenRows
+from device_agent.models.loaded import LoadedEncoder
+from device_agent.models.memory import NOTHING
 from device_agent.models.registry import LiveModel
 from edgeonnx.errors import (
     ClientGoneError,
@@ -134,10 +136,19 @@ async def agent(*, models: int = 1, limits: Limits | None = None, **queue: Any) 
     engine, text, metrics = Engine(), Text(), Metrics()
     batcher = Batcher(engine, config.queue)
     component = SimpleNamespace(signature=bundles.signature(Task.EMBEDDING))
-    loaded = SimpleNamespace(
-        name="tiny", text=text, batcher=batcher, manifest=SimpleNamespace(entry_component=component), engine=engine
+    manifest = SimpleNamespace(name="tiny", entry_component=component)
+    loaded = LoadedEncoder(
+        bundle=SimpleNamespace(manifest=manifest),  # type: ignore[arg-type]
+        engine=engine,  # type: ignore[arg-type]
+        text=text,  # type: ignore[arg-type]
+        batcher=batcher,
+        verifier=None,  # type: ignore[arg-type]
+        plan=None,  # type: ignore[arg-type]
+        loaded_at=0.0,
+        memory=NOTHING,
+        seconds={},
     )
-    live = LiveModel(loaded)  # type: ignore[arg-type]
+    live = LiveModel(loaded)
     registry = SimpleNamespace(check_ready=lambda: None, all=lambda: [live] * models, find=lambda _name: live)
     context = Context(models=registry, config=config, metrics=metrics)  # type: ignore[arg-type]
     try:
