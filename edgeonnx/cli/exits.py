@@ -16,4 +16,5 @@ Exit codes:
   9    a repository, its keys or its signatures cannot be used, or it is damaged
   10   a file could not be fetched; the next try may succeed
   11   this machine cannot take or give back a release
+  12   the agent that was asked does not answer, or refuses
   130  interrupted"""

@@ -10,6 +10,7 @@ import typer
 
 from edgeonnx import __version__
 from edgeonnx.cli import exits, interrupt, repository
+from edgeonnx.cli.chat import verb as chat
 from edgeonnx.errors import EdgeOnnxError
 from edgeonnx.evaluate.metrics import METRICS
 from edgeonnx.spec.manifest import Task
@@ -84,7 +85,7 @@ def _reported(verb: Callable[P, R]) -> Callable[P, R]:
 @app.command()
 @_reported
 def package(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Model directory, or Hugging Face hub id.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Model directory, GGUF file, or hub id.")],
     name: Annotated[str, typer.Option("--name", "-n", help="Name of the bundle.")],
     version: Annotated[str, typer.Option("--version", "-v", help="Version of the bundle, such as 1.0.0.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder in which NAME-VERSION is made.")],
@@ -129,6 +130,12 @@ def package(
     macro_f1: Annotated[float | None, _bound("macro_f1")] = None,
     pearson: Annotated[float | None, _bound("pearson")] = None,
     metric_drop: Annotated[float | None, _bound("metric_drop")] = None,
+    top1: Annotated[float | None, _bound("top1")] = None,
+    kl_mean: Annotated[float | None, _bound("kl_mean")] = None,
+    kl_p99: Annotated[float | None, _bound("kl_p99")] = None,
+    kl_max: Annotated[float | None, _bound("kl_max")] = None,
+    perplexity: Annotated[float | None, _bound("perplexity")] = None,
+    perplexity_ratio: Annotated[float | None, _bound("perplexity_ratio")] = None,
     invariance_min: Annotated[float | None, _bound("invariance_min")] = None,
     invariance_diff: Annotated[float | None, _bound("invariance_diff")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace a bundle of this name and version.")] = False,
@@ -145,7 +152,7 @@ def package(
     """
     from edgeonnx.cli import show
     from edgeonnx.cli.output import Stages, print_json
-    from edgeonnx.pipeline.recipe import DEFAULT_TARGETS, PackageRequest, choose_variants
+    from edgeonnx.pipeline.recipe import PackageRequest
 
     bounds = {
         "cosine_mean": cosine_mean,
@@ -160,6 +167,12 @@ def package(
         "macro_f1": macro_f1,
         "pearson": pearson,
         "metric_drop": metric_drop,
+        "top1": top1,
+        "kl_mean": kl_mean,
+        "kl_p99": kl_p99,
+        "kl_max": kl_max,
+        "perplexity": perplexity,
+        "perplexity_ratio": perplexity_ratio,
         "invariance_min": invariance_min,
         "invariance_diff": invariance_diff,
     }
@@ -171,7 +184,8 @@ def package(
         task=task,
         max_length=max_length,
         replace=force,
-        variants=choose_variants(target or (() if variant else DEFAULT_TARGETS), variant or ()),
+        targets=None if target is None else tuple(target),
+        variants=tuple(variant or ()),
         texts=texts,
         thresholds={metric: bound for metric, bound in bounds.items() if bound is not None},
         search_seconds=search_seconds,
@@ -252,6 +266,7 @@ def report(
 
 
 repository.register(app, _reported)
+chat.register(app, _reported)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from edgeonnx.cli import tables
 from edgeonnx.cli.output import stdout
 from edgeonnx.errors import printable
 from edgeonnx.report import figures, words
+from edgeonnx.spec.timings import DecodingTiming, Timing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 BAR_WIDTH = 14
 EIGHTHS = " ▏▎▍▌▋▊▉"
 FULL = "█"
+MAX_CONTEXT = 60
+"""Characters before a worst position that are shown."""
 MAX_TEXT = 200
 """Characters of a worst text that are shown; the page has all that the evidence has."""
 
@@ -68,6 +71,8 @@ def _head(report: Report) -> list[tuple[str, str]]:
         ("bundle", f"{manifest.name} {manifest.version} ({manifest.task.value})"),
         ("source", f"{words.value_of(source.get('identity'))} ({words.value_of(source.get('architecture'))})"),
     ]
+    if manifest.generation is not None:
+        facts += words.generation(manifest.generation).items()
     return facts if report.digest is None else [*facts, ("digest", f"sha256:{report.digest}")]
 
 
@@ -97,7 +102,7 @@ def _variants(console: Console, report: Report, rows: tuple[VariantRow, ...]) ->
     console.print(table)
     console.print()
     if any(row.timing is not None for row in rows):
-        console.print(_speeds(rows))
+        console.print(_decoding_speeds(rows) if figures.generates(report) else _speeds(rows))
     else:
         console.print("No speed of a variant was recorded.")
     console.print()
@@ -110,7 +115,7 @@ def _speeds(rows: tuple[VariantRow, ...]) -> Table:
     table = tables.table("variant", ">threads", ">texts/s", ">tokens/s", ">median ms", ">95 % ms", ">to fp32")
     for row in rows:
         timing = row.timing
-        if timing is not None:
+        if isinstance(timing, Timing):
             tables.row(
                 table,
                 row.variant.name,
@@ -124,6 +129,23 @@ def _speeds(rows: tuple[VariantRow, ...]) -> Table:
     return table
 
 
+def _decoding_speeds(rows: tuple[VariantRow, ...]) -> Table:
+    table = tables.table("variant", ">threads", ">prompt", ">prompt ms", ">tokens/s", ">to fp32")
+    for row in rows:
+        timing = row.timing
+        if isinstance(timing, DecodingTiming):
+            tables.row(
+                table,
+                row.variant.name,
+                str(timing.threads),
+                str(timing.prompt_tokens),
+                words.milliseconds(timing.prompt_ms),
+                words.rate(timing.tokens_per_second),
+                words.ratio(row.ratio),
+            )
+    return table
+
+
 def _pareto(console: Console, report: Report) -> None:
     points, metric = figures.pareto(report), figures.main_metric(report)
     _title(console, "Speed against fidelity")
@@ -132,7 +154,7 @@ def _pareto(console: Console, report: Report) -> None:
         console.print(f"There is no picture: no {missing} of a variant is known.")
         return
     fastest = max(point.x for point in points)
-    table = tables.table("build", ">texts/s", "", f">{words.name_of(metric or '')}", "front")
+    table = tables.table("build", f">{figures.counted(report)}/s", "", f">{words.name_of(metric or '')}", "front")
     for point in points:
         tables.row(
             table,
@@ -150,7 +172,8 @@ def _pareto(console: Console, report: Report) -> None:
 
 def _detail(console: Console, report: Report, row: VariantRow, found: VariantEvidence) -> None:
     name = row.variant.name
-    _title(console, f"{name}: {found.texts:,} texts, computed by {found.measured_on}")
+    noun = "windows of text" if figures.generates(report) else "texts"
+    _title(console, f"{name}: {found.texts:,} {noun}, computed by {found.measured_on}")
     if found.gate.judged:
         table = tables.table("gate", "asked for", ">measured", "verdict")
         for threshold, measured in found.gate.judged:
@@ -168,7 +191,14 @@ def _detail(console: Console, report: Report, row: VariantRow, found: VariantEvi
 
 
 def _worst(console: Console, found: VariantEvidence) -> None:
-    if found.worst:
+    if any(item.expected is not None for item in found.worst):
+        console.print()
+        table = tables.table(">score", ">token", "source", "variant", "worst positions: the text before")
+        for item in found.worst:
+            answers = [words.quoted(answer) for answer in (item.expected, item.found)]
+            tables.row(table, words.figure(item.score), str(item.tokens), *answers, f"…{item.text[-MAX_CONTEXT:]}")
+        console.print(table)
+    elif found.worst:
         console.print()
         table = tables.table(">score", ">tokens", "worst texts")
         for item in found.worst:
@@ -198,7 +228,9 @@ def _search(console: Console, report: Report, found: VariantEvidence) -> None:
     metric = figures.main_metric(report)
     graphs = {} if report.timings is None else report.timings.graphs
     console.print()
-    table = tables.table("candidate", ">kept", f">{words.name_of(metric or 'fidelity')}", ">texts/s", "gate")
+    table = tables.table(
+        "candidate", ">kept", f">{words.name_of(metric or 'fidelity')}", f">{figures.counted(report)}/s", "gate"
+    )
     for item in found.search:
         timing = graphs.get(item.name)
         tables.row(
@@ -206,7 +238,7 @@ def _search(console: Console, report: Report, found: VariantEvidence) -> None:
             item.name,
             str(item.kept),
             words.figure(None if metric is None else item.metrics.get(metric)),
-            words.rate(None if timing is None else timing.texts_per_second),
+            words.rate(None if timing is None else timing.rate),
             ("passed" if item.passed else "failed") + (", chosen" if item.chosen else ""),
         )
     console.print(table)

@@ -9,7 +9,8 @@ from rich.text import Text
 from edgeonnx.cli import tables
 from edgeonnx.cli.output import megabytes, stdout
 from edgeonnx.errors import printable
-from edgeonnx.pipeline.recipe import STAGES
+from edgeonnx.report import words
+from edgeonnx.spec.timings import Timing
 
 SHOWN_METRICS = (
     "cosine_mean",
@@ -19,6 +20,9 @@ SHOWN_METRICS = (
     "accuracy",
     "pearson",
     "metric_drop",
+    "top1",
+    "kl_mean",
+    "perplexity_ratio",
     "invariance_min",
 )
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from edgeonnx.pipeline.run import PackageResult
     from edgeonnx.pipeline.verify import VerifyReport
     from edgeonnx.spec.evidence import Evidence
+    from edgeonnx.spec.timings import AnyTiming
     from edgeonnx.validate.inspection import GraphFacts
 
 
@@ -39,7 +44,7 @@ def plan(planned: PackagePlan) -> None:
     console = stdout()
     console.print(tables.facts(planned.facts().items()))
     table = tables.table("stage", "what it does")
-    for name, about in STAGES:
+    for name, about in planned.stages:
         table.add_row(name, about)
     console.print(table)
     console.print("dry run: nothing was written")
@@ -59,6 +64,8 @@ def packaged(result: PackageResult) -> None:
     console = stdout()
     console.print(tables.facts(rows.items()))
     console.print(Text.assemble("serve it: ", (f"edgeonnx-agent serve --bundle {result.path}", "bold")))
+    if result.manifest.generation is not None:
+        console.print(Text.assemble("try it:   ", (f"edgeonnx chat {result.path}", "bold")))
 
 
 def _measured(name: str, result: PackageResult) -> str:
@@ -67,9 +74,14 @@ def _measured(name: str, result: PackageResult) -> str:
     figures = {**found.fidelity, **found.invariance}
     shown = [f"{metric.replace('_', ' ')} {figures[metric]:.5g}" for metric in SHOWN_METRICS if metric in figures]
     timing = result.timings.graphs.get(name)
-    speed = [] if timing is None else [f"{timing.texts_per_second:.0f} texts/s on {timing.threads} thread"]
+    speed = [] if timing is None else [_speed(timing)]
     kept = [f"{len(found.kept)} groups in fp32"] if found.kept else []
     return ", ".join([*shown, megabytes(found.tensor_bytes), *speed, *kept])
+
+
+def _speed(timing: AnyTiming) -> str:
+    threads = f"{timing.threads} thread{'s' * (timing.threads > 1)}"
+    return f"{timing.rate:.0f} {'texts' if isinstance(timing, Timing) else 'tokens'}/s on {threads}"
 
 
 def verified(report: VerifyReport) -> None:
@@ -120,6 +132,8 @@ def _bundle_rows(bundle: Bundle, evidence: Evidence) -> dict[str, str]:
     }
     if bundle.absent:
         rows["not here"] = f"{', '.join(sorted(bundle.absent))} (a device holds only what it can use)"
+    if manifest.generation is not None:
+        rows.update(words.generation(manifest.generation))
     if manifest.labels:
         rows["labels"] = ", ".join(manifest.labels)
     rows.update({key: str(value) for key, value in manifest.properties.items()})
@@ -129,6 +143,7 @@ def _bundle_rows(bundle: Bundle, evidence: Evidence) -> dict[str, str]:
 def _parity(evidence: Evidence) -> str:
     """The figures of the comparison with the source model, as far as the evidence has them."""
     names = {"max_abs_diff": "max difference", "min_cosine": "min cosine", "texts": "texts", "rows": "rows"}
+    names["greedy_tokens"] = "greedy tokens equal"
     found = [f"{label} {evidence.parity[key]}" for key, label in names.items() if key in evidence.parity]
     return ", ".join(found) or "not stated"
 
@@ -148,13 +163,23 @@ def _variants(bundle: Bundle) -> Table:
     return table
 
 
+def _of_a_later_layer(port: str) -> bool:
+    """Whether a tensor is a cache like those of layer 0, which stand for all."""
+    parts = port.split(".")
+    return len(parts) == 3 and parts[0] in ("past_key_values", "present") and parts[1] != "0"
+
+
 def _graph(name: str, facts: GraphFacts) -> None:
     console = stdout()
     console.print(Text(printable(name), style="bold"))
     table = tables.table("tensor", "type", "shape")
     for side, ports in (("in ", facts.inputs), ("out", facts.outputs)):
         for port, dtype, shape in ports:
-            tables.row(table, f"{side} {port}", dtype, shape)
+            if not _of_a_later_layer(port):
+                tables.row(table, f"{side} {port}", dtype, shape)
+        caches = sum(_of_a_later_layer(port) for port, _, _ in ports)
+        if caches:
+            tables.row(table, f"{side} and {caches} caches of the other layers", "", "")
     console.print(table)
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts.opsets.items())
     console.print(

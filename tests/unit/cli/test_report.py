@@ -169,3 +169,14 @@ def test_errors_have_their_code_and_write_no_page(bundle: Path, tmp_path: Path, 
     assert done.exit_code == code, (done.stdout, done.exception)
     assert done.stderr.startswith("error: ")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_decoder_is_drawn_in_tokens_and_positions() -> None:
+    text = drawn(sample.decoder(), width=100)
+    assert "tokens/s" in text
+    assert "texts/s" not in text
+    assert "prompt ms" in text
+    assert "windows of text, computed by" in text
+    assert "template of the model" in text
+    assert '" Oslo"' in text
+    assert "worst positions" in text
