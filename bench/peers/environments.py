@@ -30,8 +30,24 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
         "onnxruntime==1.32.0",
     ),
     "mlserver": ("mlserver==1.7.1", "fastapi==0.115.14", "uvloop==0.23.0", *RUNTIME),
+    "llama": ("llama-cpp-python==0.3.36", "numpy==2.4.6"),
     "litserve": ("litserve==0.2.19", "fastapi==0.165.0", "uvloop==0.23.0", "httptools==0.9.0", *RUNTIME),
 }
+
+
+GGML_FLAGS = {
+    "avx": "GGML_AVX",
+    "avx2": "GGML_AVX2",
+    "bmi2": "GGML_BMI2",
+    "fma": "GGML_FMA",
+    "f16c": "GGML_F16C",
+    "avx512f": "GGML_AVX512",
+    "avx512vbmi": "GGML_AVX512_VBMI",
+    "avx512_vnni": "GGML_AVX512_VNNI",
+    "avx512_bf16": "GGML_AVX512_BF16",
+    "avx_vnni": "GGML_AVX_VNNI",
+}
+"""llama.cpp's build options, by the names that Linux gives to an x86 processor's instruction sets."""
 
 
 class PeerFailsError(Exception):
@@ -53,11 +69,27 @@ def make_environment(name: str) -> Path:
     if not python.exists():
         venv.create(folder, with_pip=True, symlinks=True)
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[name]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""})
+    variables = {**os.environ, "PYTHONPATH": "", **(llama_variables() if name == "llama" else {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode != 0:
         raise PeerFailsError(f"pip could not install it: {last_line(done.stderr)}")
     stamp.write_text(wanted, encoding="utf-8")
     return python
+
+
+def llama_variables(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Variables with which llama.cpp is compiled for this machine.
+
+    Its own way, `-march=native`, takes AMX for usable on virtual machines that forbid it, and then dies of an illegal
+    instruction; so every instruction set but AMX is named.
+    """
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    has = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), None)
+    if has is None:  # no x86: there its own way works
+        return {}
+    options = {option: "ON" if flag in has else "OFF" for flag, option in GGML_FLAGS.items()}
+    arguments = " ".join(f"-D{option}={value}" for option, value in {"GGML_NATIVE": "OFF", **options}.items())
+    return {"CMAKE_ARGS": arguments, "FORCE_CMAKE": "1"}
 
 
 def last_line(text: str) -> str:
