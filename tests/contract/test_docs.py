@@ -14,8 +14,9 @@ import device_agent.cli.main
 import edgeonnx.cli.main
 from device_agent.api.app import ROUTES
 from edgeonnx.cli import exits
+from edgeonnx.export.decoder.families import DECODER_FAMILIES
 from edgeonnx.export.tasks import SUPPORTED_FAMILIES
-from edgeonnx.pipeline.recipe import STAGES
+from edgeonnx.pipeline.recipe import DECODER_STAGES, STAGES
 from edgeonnx.spec.manifest import Task
 
 ROOT = Path(__file__).parents[2]
@@ -80,13 +81,16 @@ def test_the_guide_names_every_family_and_task() -> None:
     listed = re.search(r"Supported families: ([^.]+)\.", GUIDE)
     assert listed
     assert re.split(r",\s+", listed.group(1)) == list(SUPPORTED_FAMILIES)
+    decoders = re.search(r"Supported decoders: ([^.]+)\.", GUIDE)
+    assert decoders
+    assert re.split(r",\s+", decoders.group(1)) == list(DECODER_FAMILIES)
     assert [task.value for task in Task if f"`{task.value}`" not in GUIDE] == []
 
 
 def test_the_guide_tells_every_stage() -> None:
     cells = re.findall(r"^\| ([a-z, ]+) \| ", GUIDE, re.MULTILINE)
     told = {name for cell in cells for name in cell.split(", ")}
-    assert [name for name, _ in STAGES if name not in told] == []
+    assert [name for name, _ in (*STAGES, *DECODER_STAGES) if name not in told] == []
 
 
 def test_the_documentation_of_the_api_names_every_route() -> None:
