@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeonnx.bundle.writer import check_target
-from edgeonnx.errors import RuntimeUnavailableError
-from edgeonnx.pipeline.recipe import STAGES, PackageRequest
+from edgeonnx.errors import RuntimeUnavailableError, UsageError
+from edgeonnx.pipeline.recipe import PackageRequest, catalogue_of
+from edgeonnx.spec.manifest import Task
 
 if TYPE_CHECKING:
     from edgeonnx.export.source import Source
     from edgeonnx.export.tasks import TaskPlan
     from edgeonnx.pipeline.base import Base
+    from edgeonnx.pipeline.recipe import VariantRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,16 @@ class PackagePlan:
     plan: TaskPlan
     base: Base | None = None
 
+    @property
+    def recipes(self) -> tuple[VariantRecipe, ...]:
+        """What would be built, in order of preference."""
+        return self.request.recipes(self.plan.task)
+
+    @property
+    def stages(self) -> tuple[tuple[str, str], ...]:
+        """The stages of the build, each with what it does."""
+        return catalogue_of(self.plan.task).stages
+
     def facts(self) -> dict[str, str]:
         """For people."""
         source = self.source
@@ -39,7 +51,7 @@ class PackagePlan:
             "weights": ", ".join(source.weights),
             "task": self.plan.task.value,
             "bundle": str(self.request.target),
-            "variants": ", ".join(self.request.variants),
+            "variants": ", ".join(recipe.name for recipe in self.recipes),
         }
         head = self.plan.embedding
         if head is not None:
@@ -51,12 +63,12 @@ class PackagePlan:
             rows["labels"] = ", ".join(self.plan.labels)
         if self.base is not None:
             rows["base"] = f"{self.base.identity}, sha256:{self.base.bundle.digest}"
-            rows.update({f"{recipe.name} keeps": self.base.expected(recipe) for recipe in self.request.recipes})
+            rows.update({f"{recipe.name} keeps": self.base.expected(recipe) for recipe in self.recipes})
         return rows
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        return {"plan": self.facts(), "stages": [{"stage": name, "about": about} for name, about in STAGES]}
+        return {"plan": self.facts(), "stages": [{"stage": name, "about": about} for name, about in self.stages]}
 
 
 def plan(request: PackageRequest) -> PackagePlan:
@@ -67,6 +79,7 @@ def plan(request: PackageRequest) -> PackagePlan:
     """
     check_target(request.target, replace=request.replace)
     source, decided = plan_source(request)
+    request.recipes(decided.task)
     return PackagePlan(request=request, source=source, plan=decided, base=plan_base(request, source, decided))
 
 
@@ -75,11 +88,17 @@ def plan_base(request: PackageRequest, source: Source, decided: TaskPlan) -> Bas
 
     Raises:
         BundleError: It is no bundle, or a damaged one.
-        UsageError: It is a bundle of another kind of model.
+        UsageError: It is a bundle of another kind of model, or no base is of use for this one.
         RuntimeUnavailableError: A library of the build host is missing.
     """
     if request.base is None:
         return None
+    if decided.task is Task.TEXT_GENERATION:
+        raise UsageError(
+            "a model that generates text needs no base",
+            where="--base",
+            hint="its variants follow from its weights alone: tensors that did not change are shared without it",
+        )
     try:
         from edgeonnx.pipeline.base import open_base
     except ImportError as error:

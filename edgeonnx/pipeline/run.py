@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,24 +13,24 @@ from edgeonnx.evaluate.speed import machine, measure_together
 from edgeonnx.model.runtime import open_graph
 from edgeonnx.optimize.passes import optimize_for_cpu
 from edgeonnx.pipeline import describe
+from edgeonnx.pipeline.decoder.run import DecoderJob, load_decoder_job, package_decoder
 from edgeonnx.pipeline.describe import Build, BuiltVariant, device_thresholds
+from edgeonnx.pipeline.finish import PackageResult, finish
 from edgeonnx.pipeline.measure import Yardstick, calibration_batches, gate_of, read_user_texts, user_reference
 from edgeonnx.pipeline.plan import missing_library, plan_base, plan_source
 from edgeonnx.pipeline.progress import Silent, StageTimer
-from edgeonnx.pipeline.recipe import TOKENIZER_FILE, PackageRequest, model_path, stage_of
+from edgeonnx.pipeline.recipe import ENCODERS, TOKENIZER_FILE, PackageRequest, model_path, stage_of
 from edgeonnx.pipeline.texts import golden_rows, pair_up, shipped_texts
 from edgeonnx.pipeline.variants import Workshop, check_host, main_metrics
-from edgeonnx.pipeline.verify import verify
-from edgeonnx.report.content import Report
-from edgeonnx.report.html import render
-from edgeonnx.spec.contents import REPORT_FILE, canonical_json
-from edgeonnx.spec.parse import parse_document
-from edgeonnx.spec.timings import TIMINGS_FILE, Timings
+from edgeonnx.spec.manifest import Task
+from edgeonnx.spec.timings import Timings
 
 if TYPE_CHECKING:
     from edgeonnx.bundle.golden import GoldenSet
     from edgeonnx.evaluate.texts import UserTexts
     from edgeonnx.export.encoder import LoadedEncoder
+    from edgeonnx.export.source import Source
+    from edgeonnx.export.tasks import TaskPlan
     from edgeonnx.model.graph import StoredGraph
     from edgeonnx.model.reference import Reference
     from edgeonnx.pipeline.base import Base
@@ -41,40 +41,7 @@ if TYPE_CHECKING:
     from edgeonnx.validate.parity import ParityResult
     from edgeonnx.validate.tokens import TextPath
 
-
-@dataclass(frozen=True, kw_only=True)
-class PackageResult:
-    """What `package` made.
-
-    Attributes:
-        path: The bundle.
-        digest: Its digest.
-        manifest: Its metadata.
-        evidence: What was measured.
-        timings: How fast the variants ran here.
-        size: Bytes of all files.
-        seconds: How long each stage took.
-    """
-
-    path: Path
-    digest: str
-    manifest: Manifest
-    evidence: Evidence
-    timings: Timings
-    size: int
-    seconds: dict[str, float]
-
-    def to_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return {
-            "path": str(self.path),
-            "digest": self.digest,
-            "bytes": self.size,
-            "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
-            "manifest": self.manifest.to_dict(),
-            "evidence": self.evidence.to_dict(),
-            "timings": self.timings.to_dict(),
-        }
+__all__ = ["PackageResult", "package"]
 
 
 def package(request: PackageRequest, progress: Progress | None = None) -> PackageResult:
@@ -90,7 +57,16 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
     clear_leftovers(request.target)
     check_target(request.target, replace=request.replace)
     timer = StageTimer(progress=progress or Silent())
-    encoder, user, base = _load(request, timer)
+    with timer.stage(*stage_of("load")) as stage:
+        source, decided = plan_source(request)
+        load = load_decoder_job if decided.task is Task.TEXT_GENERATION else _load
+        job = load(request, source, decided)
+        stage.result = job.summary
+    return package_decoder(job, timer) if isinstance(job, DecoderJob) else _package_encoder(job, timer)
+
+
+def _package_encoder(job: _EncoderJob, timer: StageTimer) -> PackageResult:
+    request, encoder, user, base = job.request, job.encoder, job.user, job.base
     exported = _export(encoder, timer)
     with (
         tempfile.TemporaryDirectory(prefix="edgeonnx-") as work,
@@ -106,7 +82,8 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
         golden = reference.golden(golden_rows(reference.lengths))
         made, yardstick = _variants(request, encoder, user, reference, base, exported, graph, folder, timer)
         timings = _speed(made, yardstick, timer)
-        with timer.stage(*stage_of("bundle")) as stage:
+
+        def assemble() -> tuple[Manifest, Evidence]:
             tensors = {name: data for item in made for name, data in item.graph.tensors.items()}
             build = Build(
                 request=request,
@@ -124,32 +101,9 @@ def package(request: PackageRequest, progress: Progress | None = None) -> Packag
             )
             for item in made:
                 writer.add(model_path(item.recipe), item.graph.model)
-            manifest, evidence = describe.manifest(build), describe.evidence(build)
-            contents = writer.finish(manifest, evidence)
-            stage.result = f"{len(contents.files)} files, {contents.total_size / 1e6:.1f} MB"
-        with timer.stage(*stage_of("verify")) as stage:
-            report = verify(writer.staging)
-            worst = max(item.comparison.scaled_diff for item in report.replays)
-            stage.result = f"every byte read back, golden set of {len(report.replays)} variants within {worst:.1e}"
-        timings = _rounded(replace(timings, stages=timer.seconds))
-        writer.add_unsealed(TIMINGS_FILE, canonical_json(timings.to_dict()))
-        page = Report(manifest=manifest, evidence=evidence, timings=timings, contents=contents, digest=contents.digest)
-        writer.add_unsealed(REPORT_FILE, render(page))
-        writer.publish()
-    return PackageResult(
-        path=request.target,
-        digest=contents.digest,
-        manifest=manifest,
-        evidence=evidence,
-        timings=timings,
-        size=contents.total_size,
-        seconds=timer.seconds,
-    )
+            return describe.manifest(build), describe.evidence(build)
 
-
-def _rounded(timings: Timings) -> Timings:
-    """The timings as their file has them, so that a report drawn later shows the same figures."""
-    return Timings.from_dict(parse_document(canonical_json(timings.to_dict()), TIMINGS_FILE))
+        return finish(writer, request.target, ENCODERS, timings, timer, assemble)
 
 
 def _built(made: MadeVariant, golden: GoldenSet) -> BuiltVariant:
@@ -195,7 +149,7 @@ def _variants(
             on_step=timer.progress.stepped,
             base=base,
         )
-        made = [workshop.make(recipe) for recipe in request.recipes]
+        made = [workshop.make(recipe) for recipe in request.recipes(encoder.plan.task)]
         stage.result = "; ".join(f"{item.recipe.name} {main_metrics(item.evidence)}" for item in made)
         return made, yardstick
 
@@ -209,29 +163,39 @@ def _speed(made: list[MadeVariant], yardstick: Yardstick, timer: StageTimer) -> 
         found = measure_together(runs, yardstick.reference, threads=1)
         shown = [f"{name} {found[name].texts_per_second:.0f}" for name in paths if "/" not in name]
         stage.result = f"texts/s on 1 thread: {', '.join(shown)}"
-        return Timings(machine=machine(), graphs=found)
+        return Timings(machine=machine(), graphs=dict(found))
 
 
-def _load(request: PackageRequest, timer: StageTimer) -> tuple[LoadedEncoder, UserTexts | None, Base | None]:
-    with timer.stage(*stage_of("load")) as stage:
-        source, decided = plan_source(request)
-        base = plan_base(request, source, decided)
-        for recipe in request.recipes:
-            check_host(recipe)
-        user = read_user_texts(request.texts, takes_pairs=decided.task.takes_pairs)
-        try:
-            from edgeonnx.export.encoder import load_encoder
-        except ImportError as error:
-            raise missing_library(error) from None
-        encoder = load_encoder(source, decided, max_length=request.max_length)
-        for recipe in request.recipes:  # thresholds that cannot be are told before the work, not after it
-            gate_of(encoder, recipe, request.thresholds, labelled=user is not None and user.labels is not None)
-        stage.result = (
-            f"{source.architecture or source.model_type}, {encoder.parameter_count / 1e6:.1f} M parameters, "
-            f"task {decided.task.value}, up to {encoder.tokenizer.max_length} tokens"
-            f"{'' if base is None else f', base {base.identity}'}"
-        )
-        return encoder, user, base
+@dataclass(frozen=True, kw_only=True)
+class _EncoderJob:
+    """An encoder that is loaded, and what is to be made of it."""
+
+    request: PackageRequest
+    encoder: LoadedEncoder
+    user: UserTexts | None
+    base: Base | None
+    summary: str
+
+
+def _load(request: PackageRequest, source: Source, decided: TaskPlan) -> _EncoderJob:
+    base = plan_base(request, source, decided)
+    recipes = request.recipes(decided.task)
+    for recipe in recipes:
+        check_host(recipe)
+    user = read_user_texts(request.texts, takes_pairs=decided.task.takes_pairs)
+    try:
+        from edgeonnx.export.encoder import load_encoder
+    except ImportError as error:
+        raise missing_library(error) from None
+    encoder = load_encoder(source, decided, max_length=request.max_length)
+    for recipe in recipes:  # thresholds that cannot be are told before the work, not after it
+        gate_of(encoder, recipe, request.thresholds, labelled=user is not None and user.labels is not None)
+    summary = (
+        f"{source.architecture or source.model_type}, {encoder.parameter_count / 1e6:.1f} M parameters, "
+        f"task {decided.task.value}, up to {encoder.tokenizer.max_length} tokens"
+        f"{'' if base is None else f', base {base.identity}'}"
+    )
+    return _EncoderJob(request=request, encoder=encoder, user=user, base=base, summary=summary)
 
 
 def _export(encoder: LoadedEncoder, timer: StageTimer) -> StoredGraph:

@@ -24,6 +24,11 @@ def calibration_texts() -> tuple[str, ...]:
     return _read("calibration.jsonl")
 
 
+def passages() -> tuple[str, ...]:
+    """Longer texts, in their fixed order: what a model that generates text is measured on."""
+    return _read("passages.jsonl")
+
+
 def _read(name: str) -> tuple[str, ...]:
     lines = files("edgeonnx").joinpath(f"data/{name}").read_text(encoding="utf-8").split("\n")
     return tuple(json.loads(line) for line in lines if line)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from edgeonnx.bundle import Bundle
     from edgeonnx.bundle.golden import Comparison, GoldenSet
+    from edgeonnx.model.ports import FloatTensors, IntTensors
     from edgeonnx.pipeline.progress import Progress
     from edgeonnx.spec.contents import FileEntry
     from edgeonnx.spec.manifest import Variant
@@ -95,6 +96,7 @@ def verify(path: Path, progress: Progress | None = None, *, profile: DeviceProfi
     timer = StageTimer(progress=progress or Silent())
     with timer.stage("structure", "compare the files with contents.json, read the metadata") as stage:
         bundle = open_bundle(path)
+        bundle.chat_template()
         parts = f", without {', '.join(bundle.absent)}" if bundle.absent else ""
         stage.result = f"{len(bundle.contents.files)} files, {bundle.contents.total_size / 1e6:.1f} MB, no links{parts}"
     with timer.stage("bytes", "hash every file") as stage:
@@ -176,13 +178,23 @@ def _reason_to_skip(variant: Variant, profile: DeviceProfile) -> str | None:
     return unmet_requirement(variant, profile)
 
 
+def _open(bundle: Bundle, model: Path, tensors: Path | None) -> Callable[[IntTensors], FloatTensors]:
+    """A graph as a function of the golden inputs: a run of an encoder, or the runs of a decoder over its caches."""
+    from edgeonnx.model.decoder import open_decoder
+    from edgeonnx.model.runtime import open_graph
+
+    generation = bundle.manifest.generation
+    if generation is None:
+        return open_graph(model, tensors)
+    return open_decoder(model, tensors, generation.cache).replay
+
+
 def _replay(
     bundle: Bundle, golden: GoldenSet, profile: DeviceProfile
 ) -> tuple[tuple[Replay, ...], tuple[tuple[str, str], ...]]:
-    from edgeonnx.model.runtime import open_graph
     from edgeonnx.validate.checker import check_locations, check_signature
 
-    component = bundle.manifest.entry_component
+    component, generation = bundle.manifest.entry_component, bundle.manifest.generation
     absent = bundle.absent_variants(component.name)
     replays: list[Replay] = []
     skipped: list[tuple[str, str]] = []
@@ -193,8 +205,8 @@ def _replay(
             continue
         model, tensors = bundle.model_path(component.name, variant), bundle.tensors_path(variant)
         check_locations(model, tensors)
-        check_signature(model, component.signature)
-        comparison = golden.replay(open_graph(model, tensors))
+        check_signature(model, component.signature, None if generation is None else generation.cache)
+        comparison = golden.replay(_open(bundle, model, tensors))
         golden.check_replay(comparison, variant.golden, where=f"{component.name}/{variant.name}")
         replays.append(Replay(component=component.name, variant=variant.name, comparison=comparison))
     return tuple(replays), tuple(skipped)

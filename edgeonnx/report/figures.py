@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from edgeonnx.bundle.needs import text_files
 from edgeonnx.report import words
+from edgeonnx.spec.manifest import Task
 from edgeonnx.spec.paths import asset_directory, split_asset_reference
 
 if TYPE_CHECKING:
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
     from edgeonnx.spec.contents import FileEntry
     from edgeonnx.spec.evidence import VariantEvidence
     from edgeonnx.spec.manifest import Variant
-    from edgeonnx.spec.timings import Timing
+    from edgeonnx.spec.timings import AnyTiming
 
-MAIN_METRICS = ("cosine_mean", "agreement", "score_correlation", "rank_correlation")
+MAIN_METRICS = ("cosine_mean", "agreement", "score_correlation", "rank_correlation", "top1")
 """The one figure of fidelity that stands for the others: the first of these that was measured. More is better."""
 BASELINE = "fp32"
 
@@ -35,12 +37,12 @@ class VariantRow:
         variant: The variant.
         evidence: What was measured of it, or None.
         timing: Its speed on the build host, or None.
-        ratio: Its texts per second over those of fp32 with as many threads, or None if one of them is not known.
+        ratio: Its texts or tokens per second over those of fp32 with as many threads, or None if one is unknown.
     """
 
     variant: Variant
     evidence: VariantEvidence | None
-    timing: Timing | None
+    timing: AnyTiming | None
     ratio: float | None = None
 
     @property
@@ -78,7 +80,7 @@ def variant_rows(report: Report) -> tuple[VariantRow, ...]:
     return tuple(replace(row, ratio=_ratio(row, rows)) for row in rows)
 
 
-def _timing(report: Report, name: str, evidence: VariantEvidence | None) -> Timing | None:
+def _timing(report: Report, name: str, evidence: VariantEvidence | None) -> AnyTiming | None:
     """A variant's speed; that of the candidate that became it, where only this was measured."""
     graphs = {} if report.timings is None else report.timings.graphs
     chosen = [] if evidence is None else [point.name for point in evidence.search if point.chosen]
@@ -92,8 +94,18 @@ def _ratio(row: VariantRow, rows: Sequence[VariantRow]) -> float | None:
     for other in rows:
         timing = other.timing
         if other.variant.precision == BASELINE and timing is not None and timing.threads == row.timing.threads:
-            return row.timing.texts_per_second / timing.texts_per_second if timing.texts_per_second > 0 else None
+            return row.timing.rate / timing.rate if timing.rate > 0 else None
     return None
+
+
+def generates(report: Report) -> bool:
+    """Whether the bundle's model generates text: then speed is told in tokens, and the worst are positions."""
+    return report.manifest.task is Task.TEXT_GENERATION
+
+
+def counted(report: Report) -> str:
+    """What a speed counts: `texts`, or `tokens`."""
+    return "tokens" if generates(report) else "texts"
 
 
 def main_metric(report: Report) -> str | None:
@@ -110,7 +122,7 @@ class Point:
 
     Attributes:
         name: Name of the variant or of the candidate.
-        x: Texts per second.
+        x: Texts per second, or tokens where the model generates them.
         y: Fidelity, by the main metric.
         kind: A variant, or a candidate of the search that the gate passed or not.
         front: Whether no other point is at least as good in both and better in one.
@@ -147,8 +159,8 @@ def pareto(report: Report) -> tuple[Point, ...]:
     return tuple(sorted(marked, key=lambda point: (-point.x, -point.y, point.name)))
 
 
-def _point(name: str, timing: Timing, fidelity: float, kind: Kind) -> Point:
-    return Point(name=name, x=timing.texts_per_second, y=fidelity, kind=kind)
+def _point(name: str, timing: AnyTiming, fidelity: float, kind: Kind) -> Point:
+    return Point(name=name, x=timing.rate, y=fidelity, kind=kind)
 
 
 def _dominates(one: Point, other: Point) -> bool:
@@ -261,12 +273,14 @@ def _variant_sizes(report: Report, files: Sequence[FileEntry]) -> tuple[VariantS
 
 def _parts(report: Report, files: Sequence[FileEntry]) -> dict[str, tuple[int, int]]:
     """Files and bytes by kind; each file counts in the first kind that it belongs to."""
-    manifest = report.manifest
+    manifest, generation = report.manifest, report.manifest.generation
     variants = [(c.name, variant) for c in manifest.components.values() for variant in c.variants]
     kinds: dict[str, list[str | None]] = {
         "tensors": [_folder(variant.tensors) for _, variant in variants],
         "graphs": [f"{component}/{variant.name}" for component, variant in variants],
-        "tokenizer": [_folder(manifest.processing.tokenizer)],
+        "tokenizer" if generation is None else "tokenizer and chat template": [
+            _folder(reference) for reference in text_files(manifest)
+        ],
         "golden set": [_folder(manifest.golden)],
     }
     parts, rest = {}, set(files)

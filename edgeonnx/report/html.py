@@ -49,7 +49,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("figure", "rate", "milliseconds", "ratio", "size", "name_of", "bound", "value_of"):
+    for name in ("figure", "rate", "milliseconds", "ratio", "size", "quoted", "name_of", "bound", "value_of"):
         environment.filters[name] = getattr(words, name)
     environment.filters["provider"] = words.provider
     environment.filters["requirements"] = words.requirements
@@ -68,7 +68,7 @@ def _view(report: Report) -> dict[str, object]:
     rows = figures.variant_rows(report)
     metric = figures.main_metric(report)
     points = figures.pareto(report)
-    evidence = report.evidence
+    evidence, generation = report.evidence, report.manifest.generation
     source_files = evidence.source.get("files")
     return {
         "report": report,
@@ -80,8 +80,11 @@ def _view(report: Report) -> dict[str, object]:
         "sizes": figures.sizes(report),
         "points": points,
         "search_threads": _threads(report),
+        "generates": figures.generates(report),
+        "generation": {} if generation is None else words.generation(generation),
+        "counted": figures.counted(report),
         # Both plots escape every text that they hold.
-        "pareto": Markup(_pareto_plot(points, metric)),  # noqa: S704
+        "pareto": Markup(_pareto_plot(points, metric, figures.counted(report))),  # noqa: S704
         "sensitivity": {row.variant.name: Markup(_sensitivity_plot(row)) for row in rows},  # noqa: S704
         "max_bars": MAX_BARS,
         "operators": {row.variant.name: figures.operator_rows(row.evidence) for row in rows if row.evidence},
@@ -100,13 +103,13 @@ def _threads(report: Report) -> str:
     return " and ".join(str(count) for count in counts) + (" thread" if counts == [1] else " threads")
 
 
-def _pareto_plot(points: tuple[Point, ...], metric: str | None) -> str:
+def _pareto_plot(points: tuple[Point, ...], metric: str | None, counted: str) -> str:
     front = ", ".join(point.name for point in points if point.front)
     return scatter(
         points,
         title="Speed against fidelity",
         description=f"{len(points)} builds. On the front, the fastest first: {front}.",
-        x_label="texts per second",
+        x_label=f"{counted} per second",
         y_label=words.name_of(metric or ""),
     )
 

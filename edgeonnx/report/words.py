@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING
 
 from edgeonnx.errors import printable
 
 if TYPE_CHECKING:
+    from edgeonnx.spec.generation import Generation
     from edgeonnx.spec.manifest import Requirements
     from edgeonnx.spec.report import Threshold
 
@@ -61,6 +63,11 @@ def size(count: int | None) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1_000_000 else f"{count / 1e3:,.1f} kB"
 
 
+def quoted(text: str | None) -> str:
+    """A token's text in quotation marks: most begin with a space, and some are nothing else."""
+    return json.dumps(text or "", ensure_ascii=False)
+
+
 def name_of(key: str) -> str:
     """A metric's or a field's name in words: `cosine_mean` is "cosine mean"."""
     return printable(key).replace("_", " ")
@@ -93,6 +100,20 @@ def value_of(value: object) -> str:
 def facts(data: dict[str, object], *, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """Each member of an object of the evidence as its name and its value, in words."""
     return [(name_of(key), value_of(value)) for key, value in data.items() if key not in without]
+
+
+def generation(how: Generation) -> dict[str, str]:
+    """How text is generated with a decoder."""
+    cache, sampling = how.cache, how.sampling
+    return {
+        "context": f"{how.context_length:,} tokens, prompt and answer together",
+        "caches": f"{cache.layers} layers, {cache.heads} heads of {cache.head_size}, "
+        f"{size(cache.bytes_per_token(itemsize=4))} a token",
+        "stops at": ", ".join(map(str, how.stop_ids)) or "no token",
+        "chat": "template of the model" if how.chat_template else "no template: completions only",
+        "sampling": f"temperature {sampling.temperature:g}, top k {sampling.top_k}, top p {sampling.top_p:g}, "
+        f"repetition penalty {sampling.repetition_penalty:g}",
+    }
 
 
 def provider(name: str) -> str:

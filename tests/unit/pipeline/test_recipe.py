@@ -9,18 +9,22 @@ import pytest
 from edgeonnx.errors import UsageError
 from edgeonnx.pipeline.progress import Silent, StageTimer
 from edgeonnx.pipeline.recipe import (
+    DECODERS,
+    ENCODERS,
     FP32,
     RECIPES,
     STAGES,
     TARGETS,
+    Catalogue,
     PackageRequest,
     choose_variants,
     model_path,
     stage_of,
 )
+from edgeonnx.spec.manifest import Task
 
 
-def request(**changes: str) -> PackageRequest:
+def request(**changes: object) -> PackageRequest:
     return PackageRequest(**{"source": "m", "name": "a", "version": "1", "out": Path("out"), **changes})  # type: ignore[arg-type]
 
 
@@ -117,3 +121,63 @@ def test_only_seven_bits_are_safe_without_vnni() -> None:
 def test_a_negative_budget_is_refused() -> None:
     with pytest.raises(UsageError):
         PackageRequest(source="m", name="a", version="1", out=Path("out"), search_seconds=-1)
+
+
+def test_what_is_built_hangs_on_the_task() -> None:
+    wanted = request()
+    assert [recipe.name for recipe in wanted.recipes(Task.EMBEDDING)] == ["cpu-int8", "cpu-fp32"]
+    assert [recipe.name for recipe in wanted.recipes(Task.TEXT_GENERATION)] == ["cpu-int4", "cpu-int8", "cpu-fp32"]
+    assert wanted.recipes(Task.EMBEDDING)[0].scheme is not wanted.recipes(Task.TEXT_GENERATION)[1].scheme
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"cpu-int4"}),
+        ({"targets": ("cpu", "cuda")}, {"cpu-int4"}),
+        ({"variants": ("cpu-int8",)}, {"cpu-int4"}),
+        ({"variants": ("cpu-int4",)}, set()),
+        ({"targets": ("cpu",), "variants": ("cpu-int4",)}, set()),
+    ],
+)
+def test_a_variant_that_the_user_named_must_pass(changes: dict[str, tuple[str, ...]], expected: set[str]) -> None:
+    asked = request(**changes)
+    assert asked.optional(Task.TEXT_GENERATION) == expected
+    assert asked.optional(Task.EMBEDDING) == set()
+
+
+def test_named_variants_replace_the_default_target_and_join_a_named_one() -> None:
+    alone, both = request(variants=("cpu-int8",)), request(variants=("cpu-int8",), targets=("cuda",))
+    assert [recipe.name for recipe in alone.recipes(Task.TEXT_GENERATION)] == ["cpu-int8", "cpu-fp32"]
+    assert [recipe.name for recipe in both.recipes(Task.TEXT_GENERATION)] == ["cuda-fp16", "cpu-int8", "cpu-fp32"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"targets": ("phone",)}, "phone"),
+        ({"variants": ("cpu-int3",)}, "cpu-int3"),
+        ({"task": Task.TEXT_GENERATION, "targets": ("tensorrt",)}, "tensorrt"),
+        ({"task": Task.EMBEDDING, "variants": ("cpu-int4",)}, "cpu-int4"),
+    ],
+)
+def test_what_no_model_of_the_task_has_is_refused_at_once(changes: dict[str, object], found: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        request(**changes)
+    assert caught.value.found == found
+
+
+def test_what_only_other_models_have_is_refused_when_the_task_is_known() -> None:
+    wanted = request(variants=("cpu-int4",))
+    assert wanted.recipes(Task.TEXT_GENERATION)[0].name == "cpu-int4"
+    with pytest.raises(UsageError, match="no such variant"):
+        wanted.recipes(Task.EMBEDDING)
+
+
+@pytest.mark.parametrize("catalogue", [ENCODERS, DECODERS], ids=["encoders", "decoders"])
+def test_every_catalogue_is_whole(catalogue: Catalogue) -> None:
+    assert {name for names in catalogue.targets.values() for name in names} <= set(catalogue.recipes)
+    assert all(name == recipe.name for name, recipe in catalogue.recipes.items())
+    assert len({catalogue.path(recipe) for recipe in catalogue.recipes.values()}) == len(catalogue.recipes)
+    assert list(catalogue.recipes)[-1] == FP32.name
+    assert [name for name, _ in catalogue.stages] == [name for name, _ in STAGES]

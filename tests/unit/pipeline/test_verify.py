@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,8 @@ from edgeonnx.errors import EdgeOnnxError, GoldenSetError, ManifestError, NotABu
 from edgeonnx.pipeline.inspect import inspect
 from edgeonnx.pipeline.verify import verify
 from edgeonnx.spec.manifest import Task
-from tests.support.bundles import make_bundle
+from tests.support.bundles import OUTPUTS, make_bundle
+from tests.support.decoders import make_decoder_bundle
 from tests.support.tamper import edit_json, relist, replace_asset
 
 
@@ -23,7 +25,7 @@ def bundle(tmp_path: Path) -> Path:
     return make_bundle(tmp_path, Task.TEXT_CLASSIFICATION)
 
 
-@pytest.mark.parametrize("task", Task, ids=lambda task: task.value)
+@pytest.mark.parametrize("task", OUTPUTS, ids=lambda task: task.value)
 def test_a_good_bundle_of_every_task_passes(tmp_path: Path, task: Task) -> None:
     report = verify(make_bundle(tmp_path, task))
     assert [item.variant for item in report.replays] == ["cpu-fp32"]
@@ -145,3 +147,38 @@ def test_inspect_says_that_there_is_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotABundleError, match="no such file or folder") as caught:
         inspect(tmp_path / "x")
     assert caught.value.where == str(tmp_path / "x")
+
+
+class TestDecoders:
+    @pytest.mark.parametrize("half", [False, True])
+    def test_a_good_one_passes(self, tmp_path: Path, half: bool) -> None:
+        report = verify(make_decoder_bundle(tmp_path, half=half))
+        assert report.replays[0].component == "decoder"
+        assert report.replays[0].comparison.scaled_diff < 1e-4
+        assert report.text_path.startswith("bpe")
+
+    def test_other_answers_fail(self, tmp_path: Path) -> None:
+        with pytest.raises(GoldenSetError) as caught:
+            verify(make_decoder_bundle(tmp_path, golden_error=0.5))
+        assert caught.value.where == "decoder/cpu-fp32"
+
+    def test_a_gpu_s_variant_is_skipped(self, tmp_path: Path) -> None:
+        providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+        report = verify(make_decoder_bundle(tmp_path, providers=providers))
+        assert report.skipped == (("cuda-fp32", "needs CUDAExecutionProvider"),)
+
+    @pytest.mark.parametrize("layers", [1, 3])
+    def test_caches_that_the_graph_has_not_are_refused(self, tmp_path: Path, layers: int) -> None:
+        bundle = make_decoder_bundle(tmp_path)
+
+        def change(document: Any) -> None:
+            document["additional_metadata"]["edgeonnx"]["generation"]["cache"]["layers"] = layers
+
+        edit_json(bundle, "manifest.json", change)
+        relist(bundle)
+        with pytest.raises(ValidationError, match="other inputs"):
+            verify(bundle)
+
+    def test_inspection_has_the_caches(self, tmp_path: Path) -> None:
+        facts = inspect(make_decoder_bundle(tmp_path)).graphs["decoder/cpu-fp32"]
+        assert "past_key_values.1.value" in [name for name, _, _ in facts.inputs]

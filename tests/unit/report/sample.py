@@ -8,10 +8,11 @@ from dataclasses import replace
 from edgeonnx.report.content import Report
 from edgeonnx.spec.contents import Contents, FileEntry
 from edgeonnx.spec.evidence import Evidence, NodeCost, SearchPoint, VariantEvidence, WorstText
+from edgeonnx.spec.generation import CacheShape, Generation
 from edgeonnx.spec.manifest import Component, Manifest, Requirements, Task, TextProcessing, Variant
 from edgeonnx.spec.report import Threshold, Verdict
 from edgeonnx.spec.tensor import DType, ModelSignature, TensorSpec
-from edgeonnx.spec.timings import Timing, Timings
+from edgeonnx.spec.timings import DecodingTiming, Timing, Timings
 
 PARTS = ("attention.self.query+key+value", "attention.output.dense", "intermediate.dense", "output.dense")
 KEPT = ("encoder.layer.5.output.dense", "encoder.layer.0.output.dense")
@@ -282,3 +283,70 @@ def with_text(text: str) -> Report:
 def bare() -> Report:
     """A report of a bundle that knows of no evidence, no timings and no files."""
     return Report(manifest=manifest(), evidence=Evidence(source={}, tools={}))
+
+
+def decoder() -> Report:
+    """A report such as a build of a small language model gives."""
+    texts = f"{asset('tokenizer')}"
+    tokens = tuple(
+        TensorSpec(name=name, dtype=DType.INT64, shape=("batch", axis))
+        for name, axis in (("input_ids", "sequence"), ("attention_mask", "total"))
+    )
+    logits = TensorSpec(name="logits", dtype=DType.FLOAT, shape=("batch", 1, 49152))
+    made = replace(
+        manifest(),
+        name="smol",
+        task=Task.TEXT_GENERATION,
+        components={
+            "decoder": Component(
+                name="decoder",
+                signature=ModelSignature(inputs=tokens, outputs=(logits,)),
+                variants=(variant("cpu-int4", "int4", 86_000_000), variant("cpu-fp32", "fp32", 540_000_000)),
+            )
+        },
+        entry="decoder",
+        generation=Generation(
+            cache=CacheShape(layers=30, heads=3, head_size=64),
+            context_length=8192,
+            stop_ids=(2,),
+            chat_template=f"{texts}/chat_template.jinja",
+        ),
+    )
+    found = {"cpu-int4": _decoder_evidence("int4", 0.913, 86_000_000), "cpu-fp32": _decoder_evidence("fp32", 1.0, 1)}
+    speeds = {"cpu-int4": (180.5, 91.25), "cpu-fp32": (35.25, 210.0)}
+    graphs = {
+        name: DecodingTiming(threads=2, prompt_tokens=128, new_tokens=64, prompt_ms=prompt, tokens_per_second=rate)
+        for name, (rate, prompt) in speeds.items()
+    }
+    listed = Contents.of(
+        [
+            FileEntry(path="manifest.json", size=1_000, sha256=digest("m")),
+            FileEntry(
+                path=f"shared_assets/sha256-{digest('tokenizer')}/tokenizer.json", size=2_000, sha256=digest("t")
+            ),
+            FileEntry(
+                path=f"shared_assets/sha256-{digest('tokenizer')}/chat_template.jinja", size=300, sha256=digest("c")
+            ),
+        ]
+    )
+    return Report(
+        manifest=made,
+        evidence=replace(evidence(), variants=found),
+        timings=replace(timings(), graphs=dict(graphs)),
+        contents=listed,
+        digest=listed.digest,
+    )
+
+
+def _decoder_evidence(precision: str, top1: float, size: int) -> VariantEvidence:
+    worst = WorstText(text="The capital of Norway is", tokens=5, score=0.0451, expected=" Oslo", found=' "the')
+    return VariantEvidence(
+        precision=precision,
+        measured_on="CPUExecutionProvider",
+        texts=10,
+        fidelity={"top1": top1, "kl_mean": 0.0213, "perplexity": 14.2, "perplexity_ratio": 1.013},
+        invariance={"invariance_min": 1.0, "invariance_diff": 2e-7},
+        gate=Verdict(judged=((Threshold(metric="top1", at_least=0.9), top1),)),
+        tensor_bytes=size,
+        worst=(worst,),
+    )

@@ -232,3 +232,13 @@ def test_requirements_in_words() -> None:
         "26.4 MB of memory, the instruction set avx2, exact 8-bit products up to 255 × 127, "
         "npu (unknown to this release)"
     )
+
+
+def test_a_decoder_s_speed_counts_tokens() -> None:
+    report = sample.decoder()
+    assert (figures.counted(report), figures.counted(sample.full())) == ("tokens", "texts")
+    assert figures.main_metric(report) == "top1"
+    assert [(point.name, point.x, point.y) for point in figures.pareto(report)] == [
+        ("cpu-int4", 180.5, 0.913),
+        ("cpu-fp32", 35.25, 1.0),
+    ]

@@ -21,6 +21,7 @@ HOSTILE = "</style><script src=//x.example>\"'&\x1b[31m\x07\n\u202e\ud800{{7*7}}
 SHOWN = "</style><script src=//x.example>\"'&\\x1b[31m\\x07\\n\\u202e\\ud800{{7*7}}"
 REPORTS = {
     "full": sample.full(),
+    "decoder": sample.decoder(),
     "bare": sample.bare(),
     "hostile": sample.with_text(HOSTILE),
     "no timings": replace(sample.full(), timings=None),
@@ -231,3 +232,18 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(RuntimeUnavailableError, match="jinja2 cannot be imported"):
         render(sample.full())
+
+
+def test_a_decoder_is_told_in_tokens_and_positions() -> None:
+    page = Page(render(sample.decoder()))
+    assert page.table("variant", "precision", "runs on").row("cpu-int4")[6:8] == ["180", "5.12×"]
+    speeds = page.table("variant", "threads").row("cpu-int4")
+    assert speeds[1:] == ["2", "128", "91.25", "64", "180", "5.12×"]
+    worst = page.table("score", "token").rows[1]
+    assert worst == ["0.045100", "5", "The capital of Norway is", '" Oslo"', '" \\"the"']
+    assert "tokens per second" in page.text
+    assert "texts/s" not in page.text
+    assert "10 windows of text compared with the source" in page.text
+    assert "8,192 tokens, prompt and answer together" in page.text
+    assert "30 layers, 3 heads of 64, 46.1 kB a token" in page.text
+    assert page.table("files").row("tokenizer and chat template")[1] == "2"
