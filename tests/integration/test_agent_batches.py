@@ -50,4 +50,4 @@ def test_batched_equals_solo(agent: Agent, minilm_bundle: Path) -> None:
         assert np.abs(together - alone[order]).max() <= EQUAL
         rows = httpx.get(f"{agent.url}/metrics").text
         sums = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in rows.splitlines() if "_rows_" in line}
-        assert sums["edgeonnx_batch_rows_sum"] > sums["edgeonnx_batch_rows_count"] + 20  # there were real batches
+        assert sums["edgeonnx_batch_rows_sum"] > sums["edgeonnx_batch_rows_count"] + 10  # there were real batches

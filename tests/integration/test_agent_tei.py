@@ -15,7 +15,7 @@ from huggingface_hub import InferenceClient
 
 from device_agent.api.app import ROUTES
 from edgeonnx.spec.manifest import Task
-from tests.support import bundles
+from tests.support import bundles, decoders
 from tests.support.agent import Agent
 
 MODELS = {
@@ -32,6 +32,7 @@ QUERY = "a good film"
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     folder = tmp_path_factory.mktemp("tei")
     first, *others = (bundles.make_bundle(folder, task, name=name) for name, task in MODELS.items())
+    others.append(decoders.make_decoder_bundle(folder, name="smollm2"))
     more = [argument for bundle in others for argument in ("--bundle", str(bundle))]
     with Agent(bundle=first, arguments=tuple(more)) as running:
         yield running

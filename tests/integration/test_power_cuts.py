@@ -188,7 +188,7 @@ class ForgetsFolders(RecordingDisk):
     ("kind", "said"),
     [
         (ForgetsFiles, "not what its name says|went back|damaged"),
-        (ForgetsFolders, "went back|nothing serves|is missing"),
+        (ForgetsFolders, "went back|nothing serves|is missing|is damaged"),
     ],
     ids=["files", "folders"],
 )

@@ -325,7 +325,8 @@ def test_our_limit_holds_and_two_downloads_share_it(server: Nginx, data: bytes, 
     assert len(list(downloads.download_many(jobs))) == 3
     assert time.monotonic() - started >= (3 * SIZE - 600_000) / 600_000 - 0.01
     assert all(job.part.read_bytes() == data for job in jobs)
-    assert len({each["connection"] for each in server.requests(3)}) == 2
+    # A download may be done before the other thread has begun; a third connection is what must not be.
+    assert len({each["connection"] for each in server.requests(3)}) <= 2
 
 
 def test_a_slow_server_is_waited_for(server: Nginx, data: bytes, tmp_path: Path) -> None:

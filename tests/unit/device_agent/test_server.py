@@ -6,13 +6,11 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from device_agent.config import AgentConfig, ServerConfig
-from device_agent.server import bind, serve, url_of, work_of
-from device_agent.systemd import Work
+from device_agent.server import bind, serve, url_of
 from edgeonnx.errors import GoldenSetError, UsageError
 from tests.support import bundles
 
@@ -51,17 +49,6 @@ def test_a_host_that_is_not_here() -> None:
 def test_the_url_of_an_encrypted_listener() -> None:
     with bind("127.0.0.1", 0) as listener:
         assert url_of(listener, "https").startswith("https://127.0.0.1:")
-
-
-def test_the_watchdog_sees_work_and_progress() -> None:
-    def model(rows: int, running: int, runs: int, failed: int = 0) -> SimpleNamespace:
-        state = SimpleNamespace(rows=rows, running_tokens=running, counts=SimpleNamespace(runs=runs, failed=failed))
-        return SimpleNamespace(batcher=SimpleNamespace(state=lambda: state))
-
-    assert work_of(model(0, 0, 7)) == Work(busy=False, finished=7)
-    assert work_of(model(1, 0, 7)) == Work(busy=True, finished=7)
-    assert work_of(model(0, 16, 8)) == Work(busy=True, finished=8)
-    assert work_of(model(1, 16, 8, failed=3)) == Work(busy=True, finished=11)
 
 
 def serve_until_ready(config: AgentConfig) -> list[object]:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from device_agent.config import AgentConfig, RuntimeConfig
-from device_agent.models.loading import LoadedModel, load_model
+from device_agent.models.loaded import LoadedModel
+from device_agent.models.loading import load_model
 from edgeonnx.spec.manifest import Task
 from tests.support import bundles
+from tests.support.decoders import make_decoder_bundle
 
 LoadTiny = Callable[..., LoadedModel]
 
@@ -20,7 +22,11 @@ def loaded_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadTiny
 
     def load(task: Task = Task.EMBEDDING) -> LoadedModel:
         if task not in cache:
-            cache[task] = load_model(bundles.make_bundle(tmp_path_factory.mktemp("rpc"), task), config)
+            folder = tmp_path_factory.mktemp("rpc")
+            generates = task is Task.TEXT_GENERATION
+            cache[task] = load_model(
+                make_decoder_bundle(folder, name="tiny") if generates else bundles.make_bundle(folder, task), config
+            )
         return cache[task]
 
     yield load

@@ -28,6 +28,7 @@ from device_agent.rpc import GrpcServer, serve_grpc  # noqa: E402
 from device_agent.rpc.descriptors import SERVICE, message_types  # noqa: E402
 from device_agent.rpc.inference import STREAM_REQUESTS  # noqa: E402
 from edgeonnx.errors import RuntimeUnavailableError, UsageError  # noqa: E402
+from edgeonnx.spec.manifest import Task  # noqa: E402
 
 TOKEN, ADMIN = "t" * 16, "a" * 16
 
@@ -151,6 +152,20 @@ def test_tokens_of_the_files(loaded_models, tmp_path: Path) -> None:
             assert (await call("ModelInfer", infer_request(), token=TOKEN)).outputs
             assert "UNAUTHENTICATED" in await status_of(call("ModelInfer", infer_request()))
             assert "PERMISSION_DENIED" in await status_of(call("RepositoryModelLoad", token=TOKEN))
+
+    asyncio.run(main())
+
+
+def test_a_model_that_generates_text_has_metadata_and_takes_no_inference(loaded_models) -> None:
+    async def main() -> None:
+        async with serving(loaded_models(Task.TEXT_GENERATION)) as server, connected(server) as call:
+            types = message_types()
+            metadata = await call("ModelMetadata", types["ModelMetadataRequest"](name="tiny"))
+            assert [tensor.name for tensor in metadata.inputs] == ["input_ids", "attention_mask"]
+            assert [model.state for model in (await call("RepositoryIndex")).models] == ["READY"]
+            assert "INVALID_ARGUMENT: model: this model generates text" in await status_of(
+                call("ModelInfer", infer_request())
+            )
 
     asyncio.run(main())
 
