@@ -161,7 +161,10 @@ check-agent: wheel $(BUNDLE)
 	$(BIN)/edgeonnx repo init $(WORK)/check/repository --keys $(WORK)/check/keys --unencrypted
 	$(BIN)/edgeonnx publish $(BUNDLE) --repo $(WORK)/check/repository --keys $(WORK)/check/keys \
 	    --channel stable --rollout 100% --quiet
-	cd $(WORK) && agent-venv/bin/python -I ../tests/support/clean_agent.py bench/minilm-1.0.0 check/repository check/device
+	$(BIN)/python -c "from pathlib import Path; from tests.support.decoders import make_decoder_bundle; \
+	    make_decoder_bundle(Path('$(WORK)/check'))"
+	cd $(WORK) && agent-venv/bin/python -I ../tests/support/clean_agent.py bench/minilm-1.0.0 check/repository check/device \
+	    check/tiny-lm-1.0.0
 
 # onnxruntime-gpu on a machine without CUDA: the real case of missing libraries. It owns the same import name as
 # onnxruntime, so it needs an environment of its own; tests/integration/test_providers.py uses it where
