@@ -17,6 +17,7 @@ from edgeonnx.errors import CorruptSourceError, ExportError, first_line
 from edgeonnx.export.graph import finish_graph
 from edgeonnx.export.libraries import one_thread, quiet
 from edgeonnx.export.modules import DenseModule, TextEncoder, build_layers
+from edgeonnx.export.pretrained import check_finite, check_whole, read_config, read_model
 from edgeonnx.export.source import SAFE_WEIGHTS, check_safetensors
 from edgeonnx.export.tasks import TaskPlan, choose_max_length, position_limit
 from edgeonnx.export.tokenizer import TokenizerFacts, check_vocabulary, load_tokenizer, tokenizer_document
@@ -183,12 +184,12 @@ def load_encoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
         UsageError: `max_length` is longer than the model allows.
     """
     with quiet():
-        _check_config(source)
+        read_config(source, source.path)
         tokenizer = load_tokenizer(source)
         model = _load_model(source, plan.task)
         module = TextEncoder(model, plan, build_layers(plan.embedding)).eval()
     _load_dense(source, module, plan)
-    _check_finite(source, module)
+    check_finite(source, module)
     check_vocabulary(source, tokenizer, rows=module.vocabulary_size)
     head = plan.head
     facts = TokenizerFacts(
@@ -206,47 +207,14 @@ def load_encoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
     return LoadedEncoder(source, plan, module, tokenizer, facts)
 
 
-def _check_config(source: Source) -> None:
-    """Read the configuration as transformers does, first of all: otherwise its faults are told of other files."""
-    try:
-        transformers.AutoConfig.from_pretrained(str(source.path), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        raise CorruptSourceError(
-            "has a configuration that transformers does not accept",
-            where=str(source.path / "config.json"),
-            found=f"{type(error).__name__}: {first_line(error)}",
-        ) from error
-
-
 def _load_model(source: Source, task: Task) -> Any:
     """The transformers model; weights that are missing are an error, not a warning."""
-    auto_class = getattr(transformers, _AUTO_CLASSES[task])
-    try:
-        model, info = auto_class.from_pretrained(
-            str(source.path),
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        raise CorruptSourceError(
-            "cannot be loaded by transformers",
-            where=str(source.path),
-            found=f"{type(error).__name__}: {first_line(error)}",
-        ) from error
+    model, info = read_model(source, getattr(transformers, _AUTO_CLASSES[task]), source.path)
     missing = sorted(str(key) for key in info["missing_keys"])
     if task in POOLER_FREE_TASKS:
         missing = [key for key in missing if not any(part in key for part in UNUSED_WEIGHTS)]
     mismatched = sorted(str(key) for key in info["mismatched_keys"])
-    if missing or mismatched:
-        raise CorruptSourceError(
-            "lacks weights; they would be random numbers",
-            where=str(source.path),
-            details=tuple(f"missing or of another shape: {key}" for key in (missing + mismatched)[:10]),
-            hint="check that the weights belong to this config.json and to this task",
-        )
+    check_whole(source, missing + mismatched)
     return model.eval()
 
 
@@ -274,14 +242,3 @@ def _load_dense(source: Source, module: TextEncoder, plan: TaskPlan) -> None:
             layer.load_state_dict(load_file(str(file)))
         except RuntimeError as error:
             raise CorruptSourceError("does not fit the dense layer", where=str(file), found=first_line(error)) from None
-
-
-def _check_finite(source: Source, module: torch.nn.Module) -> None:
-    bad = [name for name, value in module.named_parameters() if not bool(torch.isfinite(value).all())]
-    if bad:
-        raise CorruptSourceError(
-            "has weights that are NaN or infinite",
-            where=str(source.path),
-            details=tuple(bad[:10]),
-            hint="the training run diverged or the file is damaged",
-        )

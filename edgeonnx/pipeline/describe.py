@@ -15,6 +15,7 @@ from edgeonnx.spec.report import Threshold
 if TYPE_CHECKING:
     from edgeonnx.bundle.golden import Comparison
     from edgeonnx.export.encoder import LoadedEncoder
+    from edgeonnx.export.tokenizer import TokenizerFacts
     from edgeonnx.model.graph import StoredGraph
     from edgeonnx.pipeline.base import Base
     from edgeonnx.pipeline.recipe import PackageRequest, VariantRecipe
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from edgeonnx.validate.tokens import TextPath
 
 TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
+EXPORTER = "torch.onnx.export(dynamo=True)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def manifest(build: Build) -> Manifest:
     component = Component(
         name=COMPONENT,
         signature=build.graph.signature,
-        variants=tuple(_variant(built, build) for built in build.variants),
+        variants=tuple(variant(built, build.tensors, build.graph, EXPORTER) for built in build.variants),
     )
     return Manifest(
         name=build.request.name,
@@ -92,37 +94,56 @@ def manifest(build: Build) -> Manifest:
         task=plan.task,
         components={COMPONENT: component},
         entry=COMPONENT,
-        processing=TextProcessing(
-            tokenizer=f"{build.tokenizer}/{TOKENIZER_FILE}",
-            backend=build.text_path.backend,
-            max_length=facts.max_length,
-            pad_id=facts.pad_id,
-            pad_type_id=facts.pad_type_id,
-            prefix=facts.prefix,
-        ),
+        processing=text_processing(facts, build.text_path, build.tokenizer),
         golden=build.golden,
         labels=plan.labels,
         properties=_properties(build),
     )
 
 
-def _variant(built: BuiltVariant, build: Build) -> Variant:
+def text_processing(facts: TokenizerFacts, path: TextPath, folder: str) -> TextProcessing:
+    """How text becomes ids.
+
+    Args:
+        facts: The source's tokenizer.
+        path: The text path of the device.
+        folder: Asset reference of the folder with the tokenizer.
+    """
+    return TextProcessing(
+        tokenizer=f"{folder}/{TOKENIZER_FILE}",
+        backend=path.backend,
+        max_length=facts.max_length,
+        pad_id=facts.pad_id,
+        pad_type_id=facts.pad_type_id,
+        prefix=facts.prefix,
+    )
+
+
+def variant(built: BuiltVariant, tensors: str, graph: StoredGraph, exporter: str) -> Variant:
+    """A variant's metadata.
+
+    Args:
+        built: What was made.
+        tensors: Asset reference of the external tensors.
+        graph: The graph that was compared with the source.
+        exporter: What made it.
+    """
     recipe = built.recipe
     return Variant(
         name=recipe.name,
         device=recipe.device,
         model_file=MODEL_FILE,
-        tensors=build.tensors,
+        tensors=tensors,
         precision=recipe.precision,
         requirements=Requirements(provider=recipe.provider, memory_bytes=built.tensor_bytes, integer=recipe.integer),
         golden=built.golden,
-        recipe={
-            "precision": recipe.precision,
-            "opset": build.graph.opset,
-            "exporter": "torch.onnx.export(dynamo=True)",
-            **built.plan,
-        },
+        recipe={"precision": recipe.precision, "opset": graph.opset, "exporter": exporter, **built.plan},
     )
+
+
+def tools() -> dict[str, str]:
+    """Versions of what a build is made with."""
+    return {"edgeonnx": __version__, **{name: installed_version(name) for name in TOOLS}}
 
 
 def device_thresholds(recipe: VariantRecipe, measured: Comparison) -> tuple[Threshold, ...]:
@@ -175,7 +196,7 @@ def evidence(build: Build) -> Evidence:
     graph = build.graph
     return Evidence(
         source=_source(build),
-        tools={"edgeonnx": __version__, **{name: installed_version(name) for name in TOOLS}},
+        tools=tools(),
         tokenizer=build.text_path.to_dict(),
         parity=build.parity.to_dict(),
         graph={

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 import transformers
 
-from edgeonnx.errors import CorruptSourceError, RuntimeUnavailableError, first_line
+from edgeonnx.errors import RuntimeUnavailableError
 from edgeonnx.export.decoder import builder
 from edgeonnx.export.decoder.facts import (
     DecoderFacts,
@@ -33,6 +33,7 @@ from edgeonnx.export.decoder.rotary import plain_config, rotary_tables
 from edgeonnx.export.decoder.staging import staged
 from edgeonnx.export.decoder.traced import trace, tracer_version
 from edgeonnx.export.libraries import one_thread, quiet
+from edgeonnx.export.pretrained import check_finite, check_whole, read_config, read_model
 from edgeonnx.export.tokenizer import TokenizerFacts, check_vocabulary, read_tokenizer, tokenizer_document
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def load_decoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
         _need_gguf(source)
     reading = contextlib.nullcontext() if source.gguf is None else gguf_reading()
     with quiet(), reading, staged(source) as folder:
-        config = _read_config(source, folder)
+        config = read_config(source, folder, **_gguf_options(source))
         settings = config.to_dict()
         check_decoder(settings, where=where)
         context = context_length(settings, max_length, where=where)
@@ -184,7 +185,7 @@ def load_decoder(source: Source, plan: TaskPlan, *, max_length: int | None) -> L
         model = _load_model(source, folder, config)
         # The makers' settings are facts of their own; the source's greedy generation must not follow them.
         model.generation_config = transformers.GenerationConfig()
-    _check_finite(source, model)
+    check_finite(source, model)
     rows = int(model.get_input_embeddings().weight.shape[0])
     check_vocabulary(source, tokenizer, rows=rows)
     generation = source.read_json("generation_config.json") if source.gguf is None else None
@@ -215,20 +216,6 @@ def _padding_id(tokenizer: Any, stop_ids: tuple[int, ...]) -> int:
     return stop_ids[0] if stop_ids else 0
 
 
-def _read_config(source: Source, folder: Path) -> Any:
-    """The configuration as transformers reads it, first of all: otherwise its faults are told of other files."""
-    try:
-        return transformers.AutoConfig.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, **_gguf_options(source)
-        )
-    except Exception as error:
-        raise CorruptSourceError(
-            "has a configuration that transformers does not accept",
-            where=str(source.path / (source.gguf or "config.json")),
-            found=f"{type(error).__name__}: {first_line(error)}",
-        ) from error
-
-
 def _gguf_options(source: Source) -> dict[str, Any]:
     return {} if source.gguf is None else {"gguf_file": source.gguf}
 
@@ -250,40 +237,6 @@ def _load_model(source: Source, folder: Path, config: Any) -> Any:
     options = _gguf_options(source)
     if source.gguf is not None:
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    try:
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-        )
-    except Exception as error:
-        raise CorruptSourceError(
-            "cannot be loaded by transformers",
-            where=str(source.path / (source.gguf or "")),
-            found=f"{type(error).__name__}: {first_line(error)}",
-        ) from error
-    lacking = sorted(str(key) for name in ("missing_keys", "mismatched_keys") for key in info[name])
-    if lacking:
-        raise CorruptSourceError(
-            "lacks weights; they would be random numbers",
-            where=str(source.path),
-            details=tuple(f"missing or of another shape: {key}" for key in lacking[:10]),
-            hint="check that the weights belong to this config.json and to this task",
-        )
+    model, info = read_model(source, transformers.AutoModelForCausalLM, folder, config=config, **options)
+    check_whole(source, sorted(str(key) for name in ("missing_keys", "mismatched_keys") for key in info[name]))
     return model.eval()
-
-
-def _check_finite(source: Source, model: torch.nn.Module) -> None:
-    bad = [name for name, value in model.named_parameters() if not bool(torch.isfinite(value).all())]
-    if bad:
-        raise CorruptSourceError(
-            "has weights that are NaN or infinite",
-            where=str(source.path),
-            details=tuple(bad[:10]),
-            hint="the training run diverged or the file is damaged",
-        )

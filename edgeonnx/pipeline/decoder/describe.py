@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
-from edgeonnx import __version__
-from edgeonnx.pipeline.describe import TOOLS
-from edgeonnx.pipeline.recipe import DECODER, MODEL_FILE, TOKENIZER_FILE
-from edgeonnx.spec.evidence import Evidence, VariantEvidence
+from edgeonnx.pipeline.describe import text_processing, tools, variant
+from edgeonnx.pipeline.recipe import DECODER
+from edgeonnx.spec.evidence import Evidence
 from edgeonnx.spec.generation import INPUT_IDS, LOGITS, MASK, Generation
-from edgeonnx.spec.manifest import Component, Manifest, Requirements, TextProcessing, Variant
+from edgeonnx.spec.manifest import Component, Manifest
 from edgeonnx.spec.tensor import ModelSignature
 
 if TYPE_CHECKING:
     from edgeonnx.export.decoder.facts import DecoderFacts
     from edgeonnx.export.decoder.load import LoadedDecoder
     from edgeonnx.model.graph import StoredGraph
-    from edgeonnx.pipeline.recipe import PackageRequest, VariantRecipe
-    from edgeonnx.spec.report import Threshold
+    from edgeonnx.pipeline.describe import BuiltVariant
+    from edgeonnx.pipeline.recipe import PackageRequest
     from edgeonnx.validate.decoder import DecoderParity
     from edgeonnx.validate.tokens import TextPath
 
 TEMPLATE_FILE = "chat_template.jinja"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltDecoder:
-    """One variant, ready to be written.
-
-    Attributes:
-        recipe: What it is.
-        tensor_bytes: Bytes of its own external tensors.
-        golden: What a device must reach when it replays the golden set.
-        plan: Facts about how it was made.
-        evidence: What was measured.
-    """
-
-    recipe: VariantRecipe
-    tensor_bytes: int
-    golden: tuple[Threshold, ...]
-    plan: dict[str, object]
-    evidence: VariantEvidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +49,7 @@ class DecoderBuild:
     text_path: TextPath
     parity: DecoderParity
     texts: dict[str, object]
-    variants: tuple[BuiltDecoder, ...]
+    variants: tuple[BuiltVariant, ...]
     tensors: str
     text_files: str
     golden: str
@@ -99,7 +78,7 @@ def manifest(build: DecoderBuild) -> Manifest:
     component = Component(
         name=DECODER,
         signature=token_signature(build.shipped.signature),
-        variants=tuple(_variant(built, build) for built in build.variants),
+        variants=tuple(variant(built, build.tensors, build.graph, source.facts.exporter) for built in build.variants),
     )
     return Manifest(
         name=build.request.name,
@@ -107,14 +86,7 @@ def manifest(build: DecoderBuild) -> Manifest:
         task=source.plan.task,
         components={DECODER: component},
         entry=DECODER,
-        processing=TextProcessing(
-            tokenizer=f"{build.text_files}/{TOKENIZER_FILE}",
-            backend=build.text_path.backend,
-            max_length=source.tokenizer.max_length,
-            pad_id=source.tokenizer.pad_id,
-            pad_type_id=source.tokenizer.pad_type_id,
-            prefix=source.tokenizer.prefix,
-        ),
+        processing=text_processing(source.tokenizer, build.text_path, build.text_files),
         golden=build.golden,
         properties={"parameters": source.parameter_count, "vocabulary_size": source.vocabulary_size},
         generation=generation(source.facts, build.text_files),
@@ -129,31 +101,12 @@ def token_signature(signature: ModelSignature) -> ModelSignature:
     )
 
 
-def _variant(built: BuiltDecoder, build: DecoderBuild) -> Variant:
-    recipe = built.recipe
-    return Variant(
-        name=recipe.name,
-        device=recipe.device,
-        model_file=MODEL_FILE,
-        tensors=build.tensors,
-        precision=recipe.precision,
-        requirements=Requirements(provider=recipe.provider, memory_bytes=built.tensor_bytes, integer=recipe.integer),
-        golden=built.golden,
-        recipe={
-            "precision": recipe.precision,
-            "opset": build.graph.opset,
-            "exporter": build.source.facts.exporter,
-            **built.plan,
-        },
-    )
-
-
 def evidence(build: DecoderBuild) -> Evidence:
     """What was measured, and with what."""
     graph = build.graph
     return Evidence(
         source=build.source.source.fingerprint(),
-        tools={"edgeonnx": __version__, **{name: installed_version(name) for name in TOOLS}},
+        tools=tools(),
         tokenizer=build.text_path.to_dict(),
         parity=build.parity.to_dict(),
         graph={

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from edgeonnx.export.source import Source
     from edgeonnx.export.tasks import TaskPlan
     from edgeonnx.model.graph import StoredGraph
-    from edgeonnx.pipeline.decoder.describe import BuiltDecoder
     from edgeonnx.pipeline.decoder.variants import MadeDecoder
     from edgeonnx.pipeline.decoder.yardstick import DecoderYardstick
+    from edgeonnx.pipeline.describe import BuiltVariant
     from edgeonnx.pipeline.finish import PackageResult
     from edgeonnx.pipeline.progress import StageTimer
     from edgeonnx.pipeline.recipe import PackageRequest
@@ -307,13 +307,13 @@ def _assemble(
     return manifest, describe.evidence(build)
 
 
-def _built(made: MadeDecoder, golden: GoldenSet, source: LoadedDecoder) -> BuiltDecoder:
+def _built(made: MadeDecoder, golden: GoldenSet, source: LoadedDecoder) -> BuiltVariant:
     """A variant with what a device must reach when it replays the golden set, found out by replaying it here."""
     from edgeonnx.model.decoder import open_decoder
-    from edgeonnx.pipeline.decoder.describe import BuiltDecoder
+    from edgeonnx.pipeline.describe import BuiltVariant
 
     found = golden.replay(open_decoder(made.path, None, source.facts.cache).replay)
-    return BuiltDecoder(
+    return BuiltVariant(
         recipe=made.recipe,
         tensor_bytes=made.graph.tensor_bytes,
         golden=device_thresholds(made.recipe, found),
